@@ -1,4 +1,4 @@
-//! The audit trail and what follows from it.
+//! Bodies of `/v1/history` and `/v1/usage`.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,51 +6,51 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = History))]
 pub struct HistoryBody {
-    /// Records, in the order they were made.
+    /// Records, oldest first.
     pub records: Vec<HistoryRecord>,
-    /// Ask for `after=` this to go on; `null` at the end.
+    /// Value of `after=` for the next page. `null` on the last page.
     pub next: Option<String>,
 }
 
-/// A lease was granted, or ended.
+/// Record of a grant or of the end of a lease.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Record))]
 pub struct HistoryRecord {
-    /// Which lease.
+    /// Number of the lease.
     pub lease: u64,
     /// `granted` or `ended`.
     pub event: String,
-    /// When.
+    /// Time.
     pub at: String,
-    /// Whose it is.
+    /// Owner.
     pub owner: String,
-    /// The owner's own name for whoever uses it.
+    /// The owner's name for the worker that uses the lease.
     pub worker_id: Option<String>,
-    /// What it holds, or held.
+    /// Devices that the lease holds or held.
     pub devices: Vec<HistoryDevice>,
-    /// Its fencing token, where it was granted.
+    /// Fencing token, if the lease was granted.
     pub token: Option<u64>,
-    /// Why it ended.
+    /// Stable name of the reason for the end.
     pub cause: Option<String>,
-    /// When it was granted.
+    /// Time of the grant.
     pub granted_at: Option<String>,
-    /// When it ended.
+    /// Time of the end.
     pub ended_at: Option<String>,
 }
 
-/// What a lease held on one device.
+/// Part of one device that a lease held.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = RecordDevice))]
 pub struct HistoryDevice {
-    /// The name of its node.
+    /// Name of its node.
     pub node: String,
-    /// Its number there.
+    /// Number of the device on its node.
     pub gpu_id: u32,
-    /// Its UUID, or its place on the bus where it has none.
+    /// UUID of the device, or its bus address if it has no UUID.
     pub uuid: String,
-    /// How much of it.
+    /// Leased fraction of the device.
     pub fraction: f64,
-    /// How much of its memory, in MiB.
+    /// Leased memory in MiB.
     pub memory_mib: u64,
 }
 
@@ -60,24 +60,24 @@ pub struct HistoryDevice {
 pub struct UsageBody {
     /// `owner` or `gpu`.
     pub by: String,
-    /// From when.
+    /// Start of the period.
     pub since: String,
-    /// Until when.
+    /// End of the period.
     pub until: String,
-    /// Who, or which GPU, most first.
+    /// Totals by owner or GPU, largest first.
     pub lines: Vec<UsageLine>,
 }
 
-/// What one owner held, or what was held of one GPU.
+/// Total of one owner or one GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct UsageLine {
     /// The owner, or the GPU as `node/gpu_id`.
     pub name: String,
-    /// In how many leases.
+    /// Number of leases.
     pub leases: u64,
-    /// Whole GPUs × hours.
+    /// GPU-hours, with fractions counted as such.
     pub gpu_hours: f64,
-    /// Memory in GiB × hours.
+    /// GiB-hours of GPU memory.
     pub memory_gib_hours: f64,
 }

@@ -1,4 +1,4 @@
-//! Leases, as the `/v1/leases` routes show and take them.
+//! Bodies of the `/v1/leases` routes.
 
 pub use gpupool_core::LeaseState;
 
@@ -10,103 +10,103 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Lease))]
 pub struct LeaseBody {
-    /// Its number; never used again.
+    /// Number of the lease. Numbers are never reused.
     pub id: u64,
-    /// Where it is in its life.
+    /// Current state.
     pub state: LeaseState,
-    /// Whose it is.
+    /// Owner.
     pub owner: String,
-    /// The owner's own name for whoever uses it.
+    /// The owner's name for the worker that uses the lease.
     pub worker_id: Option<String>,
-    /// What was asked for.
+    /// The request in short.
     #[serde(default, rename = "wish")]
     pub request: RequestSummary,
-    /// What it holds; empty while it waits and after its end.
+    /// Held devices. Empty while the lease waits and after it ended.
     pub devices: Vec<LeaseDevice>,
-    /// What to set in the environment of its job; `null` means the variable must not be set.
+    /// Environment variables for the job. `null` means that the variable must be unset.
     pub env: BTreeMap<String, Option<String>>,
-    /// Its fencing token, once granted. Shown to its owner and to administrators only.
+    /// Fencing token of a granted lease. Visible to the owner and to administrators only.
     pub token: Option<u64>,
-    /// 1 for the next one in the queue; `null` where it does not wait.
+    /// Position in the queue, from 1. `null` if the lease does not wait.
     pub queue_position: Option<usize>,
-    /// Why it waits, or why it ended, in a sentence.
+    /// Reason for waiting, or for the end, as a sentence.
     pub reason: Option<String>,
-    /// Why it ended, by a name that never changes.
+    /// Stable name of the reason for the end.
     pub cause: Option<String>,
-    /// When it was asked for.
+    /// Time of the request.
     pub created_at: String,
-    /// When it was granted.
+    /// Time of the grant.
     pub granted_at: Option<String>,
-    /// When it ends unless it is renewed, or at the latest where that is before; `null` where a process or connection keeps it
-    /// for as long as that lives.
+    /// Time at which the lease ends unless it is renewed, or its latest possible end if that is earlier. `null` if a process
+    /// or connection holds the lease and it has no latest end.
     pub expires_at: Option<String>,
-    /// When it will be taken back, where that was announced.
+    /// Announced time of revocation.
     pub revoke_at: Option<String>,
-    /// When it ended.
+    /// Time of the end.
     pub ended_at: Option<String>,
-    /// Life without a renewal; renew every third of it.
+    /// Time to live without a renewal. Clients renew after a third of it.
     pub ttl_secs: f64,
-    /// Higher goes first.
+    /// Priority; higher is served first.
     pub priority: i32,
-    /// Who keeps it alive in place of renewals: `process`, `cgroup` or `connection`.
+    /// Holder that replaces renewals: `process`, `cgroup` or `connection`.
     pub holder: Option<HolderBody>,
-    /// Whether processes of it are still on its devices after its end.
+    /// Whether processes of the ended lease still run on its devices.
     pub draining: bool,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// What a lease was asked for, in short.
+/// Summary of a request.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Wish))]
 pub struct RequestSummary {
-    /// How many GPUs.
+    /// Number of GPUs.
     pub gpus: u16,
-    /// How much of each; `null` where no part was named.
+    /// Requested fraction of each GPU, or `null`.
     pub fraction: Option<f64>,
-    /// How much memory of each, in MiB; `null` where none was named.
+    /// Requested memory of each GPU in MiB, or `null`.
     pub memory_mib: Option<u64>,
-    /// A place among equals on a shared GPU.
+    /// Whether the request accepts a shared GPU without a reserved part.
     pub sharing: bool,
 }
 
-/// Who keeps a lease alive without renewing it.
+/// Holder of a lease that is not renewed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Holder))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum HolderBody {
     /// A process of the node.
     Process {
-        /// Its number.
+        /// Process id.
         pid: u32,
     },
-    /// Everything in a control group.
+    /// All processes of a control group.
     Cgroup {
-        /// Its path.
+        /// Path of the group.
         path: String,
     },
     /// An open connection.
     Connection,
 }
 
-/// What a lease holds on one device.
+/// Part of one device that a lease holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LeaseDevice {
-    /// The device's number on its node.
+    /// Number of the device on its node.
     pub gpu_id: u32,
-    /// The name of its node; empty from an older agent.
+    /// Name of its node. Empty in the response of an older agent.
     #[serde(default)]
     pub node: String,
-    /// Its UUID, or its place on the bus where it has none.
+    /// UUID of the device, or its bus address if it has no UUID.
     pub uuid: String,
     /// `nvidia`, `amd`, `intel` or `other`.
     pub vendor: String,
-    /// Its name.
+    /// Product name.
     pub name: String,
-    /// How much of it.
+    /// Leased fraction of the device.
     pub fraction: f64,
-    /// How much of its memory, in MiB; `null` where the device's memory is unknown.
+    /// Leased memory in MiB. `null` if the device's memory is unknown.
     pub memory_mib: Option<u64>,
 }
 
@@ -116,7 +116,7 @@ pub struct LeaseDevice {
 pub struct LeaseList {
     /// Leases, by number.
     pub leases: Vec<LeaseBody>,
-    /// Ask for `after=` this number to go on; `null` at the end.
+    /// Value of `after=` for the next page. `null` on the last page.
     pub next: Option<u64>,
 }
 
@@ -125,21 +125,21 @@ pub struct LeaseList {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FollowBody {
-    /// Which leases: 1 to 4096, each once.
+    /// Numbers of 1 to 4096 leases, without duplicates.
     #[cfg_attr(feature = "schema", schema(min_items = 1, max_items = 4096))]
     pub leases: Vec<u64>,
-    /// How long the answer may take, 0 to 300; at once unless said.
+    /// Longest wait for a change in seconds, 0 to 300. Defaults to 0.
     #[serde(default)]
     pub wait_secs: f64,
 }
 
-/// The answer to it; both lists are empty where all of them still wait.
+/// Response of `POST /v1/leases/follow`. Both lists are empty if all leases still wait.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Followed))]
 pub struct FollowResponse {
-    /// Those that do not wait (any more), in the order they were asked for.
+    /// Leases that do not wait, in the order of the request.
     pub changed: Vec<LeaseBody>,
-    /// Those that are not known, or not the caller's to follow.
+    /// Leases that do not exist or belong to another owner.
     pub unknown: Vec<u64>,
 }
 
@@ -148,32 +148,32 @@ pub struct FollowResponse {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = TokenBody))]
 #[serde(deny_unknown_fields)]
 pub struct FencingTokenBody {
-    /// The token the lease was granted with.
+    /// Token that the lease was granted with.
     pub token: u64,
 }
 
-/// Whose end is the end of an attached lease.
+/// Condition that ends an attached lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Until))]
 #[serde(rename_all = "snake_case")]
 pub enum AttachUntil {
-    /// The calling process'.
+    /// The calling process exits.
     #[default]
     Caller,
-    /// The job's: the lease lives while anything runs in its control group, and the caller may go.
+    /// The job's control group becomes empty. The caller may exit earlier.
     Job,
 }
 
-/// Who is made to end where an attached lease is taken back.
+/// Processes that the agent ends when it revokes an attached lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = IfTaken))]
 #[serde(rename_all = "snake_case")]
 pub enum RevocationAction {
-    /// The calling process, with all that descends from it.
+    /// The calling process and its descendants.
     #[default]
     EndCaller,
-    /// Only the jobs that were named, with all that descends from them, and whatever is in their control group. For a caller
-    /// that holds several leases; it is expected to end them itself, and has five seconds to.
+    /// The attached jobs, their descendants, and their control groups. For a caller that holds several leases. The caller has
+    /// five seconds to end the jobs itself.
     EndJobs,
 }
 
@@ -188,33 +188,33 @@ impl RevocationAction {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AttachBody {
-    /// The token the lease was granted with.
+    /// Token that the lease was granted with.
     pub token: u64,
-    /// A process of the caller, not running yet, to be put into the control group of the lease. Each call adds one.
+    /// Process of the caller that has not started its program yet. The agent adds it to the lease's control group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_pid: Option<u32>,
-    /// Most host memory of that group, in MiB.
+    /// Limit of the group's host memory in MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_memory_mib: Option<u64>,
-    /// Whose end is the end of the lease; the caller's unless said.
+    /// Condition that ends the lease.
     #[serde(default)]
     pub until: AttachUntil,
-    /// Who is made to end where the lease is taken back; the caller unless said.
+    /// Processes that the agent ends when it revokes the lease.
     #[serde(default, rename = "if_taken", skip_serializing_if = "RevocationAction::is_usual")]
     pub on_revocation: RevocationAction,
 }
 
-/// The answer to attach.
+/// Response of attach.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Attached))]
 pub struct AttachResponse {
-    /// The lease as it is now.
+    /// Current state of the lease.
     pub lease: LeaseBody,
-    /// The control group the job is in; `null` where the agent can make none.
+    /// Control group of the job. `null` if the agent cannot create one.
     pub cgroup: Option<String>,
-    /// Whether that group holds the job to the memory asked for.
+    /// Whether the group enforces the memory limit.
     pub memory_limited: bool,
-    /// Why there is no group, or no limit.
+    /// Reason why there is no group or no limit.
     pub caveat: Option<String>,
 }
 
@@ -223,6 +223,6 @@ pub struct AttachResponse {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct RevokeBody {
-    /// How long its holder has to finish; at once unless said.
+    /// Time in seconds for the holder to finish. Defaults to 0.
     pub grace_secs: f64,
 }

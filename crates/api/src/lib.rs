@@ -1,4 +1,4 @@
-//! What agent and clients say to each other over HTTP, as types: one place for the names and units of both sides.
+//! Types of the HTTP interface between agent and clients. Names and units are defined here for both sides.
 //!
 //! Times are ISO 8601 with an offset, memory is in MiB (`_mb` in the statistics routes, whose names are older than this
 //! project, means the same), seconds may have fractions. The request body is [`gpupool_core::RequestBody`].
@@ -20,51 +20,51 @@ pub const API_VERSION: &str = "1";
 /// The header that makes a retried request the same request.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
-/// Names of the variables a job finds in its environment, besides the vendor's.
+/// Environment variables of a job, besides those of the GPU vendor.
 pub mod job_environment {
-    /// The number of its lease.
+    /// Number of the job's lease.
     pub const LEASE: &str = "GPUPOOL_LEASE";
-    /// The fencing token of its lease: grows with every grant on a node, so what it writes can be fenced by it.
+    /// Fencing token of the lease. It grows with every grant on a node, so a storage system can reject writes with an older one.
     pub const FENCING_TOKEN: &str = "GPUPOOL_FENCING_TOKEN";
-    /// Where its agent answers; set where one of several was chosen.
+    /// Endpoint of the agent that granted the lease. Set if the job's GPU was chosen from several agents.
     pub const LEASE_ENDPOINT: &str = "GPUPOOL_LEASE_ENDPOINT";
-    /// The numbers of its devices, comma between.
+    /// Numbers of the leased devices, separated by commas.
     pub const GPU_IDS: &str = "GPUPOOL_GPU_IDS";
-    /// How much of each device it was given, 0.001..=1.
+    /// Leased fraction of each device, 0.001..=1.
     pub const FRACTION: &str = "GPUPOOL_FRACTION";
-    /// How much memory of each device it was given, in MiB; not set where the device's memory is unknown.
+    /// Leased memory of each device in MiB. Not set if the device's memory is unknown.
     pub const MEMORY_MIB: &str = "GPUPOOL_MEMORY_MIB";
 }
 
-/// What `GET /v1/events` streams: each event as the data of one server-sent event.
+/// Events of `GET /v1/events`. Each is the data of one server-sent event.
 pub mod events {
     use serde::{Deserialize, Serialize};
 
-    /// Something that happened, told after it was made durable.
+    /// A change of a lease or device. The agent publishes it after the commit.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Event))]
     pub struct EventBody {
-        /// What: `queued`, `offered`, `granted`, `revoking`, `ended`, `draining`, `freed`, `quarantined`, `device_open`,
-        /// `device_closed`, `reset` (events were missed: look at the whole again).
+        /// Kind: `queued`, `offered`, `granted`, `revoking`, `ended`, `draining`, `freed`, `quarantined`, `device_open`,
+        /// `device_closed`, `reset` (events were missed: read the full state again).
         pub kind: String,
-        /// When.
+        /// Time.
         pub at: String,
-        /// Which lease it is about.
+        /// Number of the lease that the event is about.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub lease: Option<u64>,
-        /// Whose lease that is.
+        /// Owner of that lease.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub owner: Option<String>,
-        /// The owner's own name for whoever uses it.
+        /// The owner's name for the worker that uses the lease.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub worker_id: Option<String>,
-        /// The devices it is about.
+        /// Devices that the event is about.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pub gpu_ids: Vec<u32>,
-        /// The name of the node these devices are on.
+        /// Name of the node of these devices.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub node: Option<String>,
-        /// Why.
+        /// Reason.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reason: Option<String>,
     }
@@ -74,28 +74,28 @@ pub mod events {
 pub mod problem {
     use serde::{Deserialize, Serialize};
 
-    /// What went wrong, by a code that never changes and in words.
+    /// An error with a stable code and a text for people.
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Problem))]
     pub struct ProblemBody {
-        /// Identifies the kind of problem; `about:blank` where the code says it all.
+        /// URI of the kind of problem; `about:blank` because `code` identifies it.
         #[serde(rename = "type")]
         pub kind: String,
         /// The kind of problem in a few words.
         pub title: String,
         /// The HTTP status.
         pub status: u16,
-        /// The kind of problem by a name that never changes.
+        /// Stable code of the kind of problem.
         pub code: String,
-        /// What happened, to what, and what to do.
+        /// Explanation for people: the cause and the next step.
         pub detail: String,
-        /// The field that is wrong.
+        /// Name of the invalid field.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub field: Option<String>,
-        /// What it was.
+        /// Invalid value.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub value: Option<String>,
-        /// What is allowed there.
+        /// Allowed values.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub allowed: Option<String>,
     }
@@ -114,10 +114,10 @@ pub mod simulate {
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
     #[serde(deny_unknown_fields)]
     pub struct FaultBody {
-        /// Which device, by number; all where it is not said.
+        /// Number of the device. All devices if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub gpu_id: Option<u32>,
-        /// Which fault, by name or as an object with its parameters; `null` mends the device.
+        /// Fault, by name or as an object with parameters. `null` clears all faults of the device.
         #[cfg_attr(feature = "schema", schema(value_type = Object, nullable))]
         pub fault: Value,
     }
@@ -128,7 +128,7 @@ pub mod simulate {
     pub struct FaultList {
         /// The faults in force.
         pub faults: Vec<DeviceFaultBody>,
-        /// The names of faults there are.
+        /// Names of all faults that can be set.
         pub known: Vec<String>,
     }
 
@@ -136,15 +136,15 @@ pub mod simulate {
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = DeviceFault))]
     pub struct DeviceFaultBody {
-        /// Which device.
+        /// Number of the device.
         pub gpu_id: u32,
-        /// Which fault.
+        /// The fault with its parameters.
         #[cfg_attr(feature = "schema", schema(value_type = Object))]
         pub fault: Value,
     }
 }
 
-/// Tokens that let people lease over the network.
+/// Access tokens for leasing over the network.
 pub mod tokens {
     use serde::{Deserialize, Serialize};
 
@@ -153,24 +153,24 @@ pub mod tokens {
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
     #[serde(deny_unknown_fields)]
     pub struct NewToken {
-        /// On whose account it leases.
+        /// Owner of the leases that are taken with this token.
         pub owner: String,
-        /// Whether it may do what administrators do.
+        /// Whether the token has the rights of an administrator.
         #[serde(default)]
         pub admin: bool,
     }
 
-    /// The answer to it: the only time the secret is shown.
+    /// Response of `POST /v1/tokens`, the only one that contains the secret.
     #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
     pub struct TokenCreated {
-        /// Its number, by which it is revoked.
+        /// Number of the token, which identifies it when it is revoked.
         pub id: u64,
-        /// On whose account it leases.
+        /// Owner of the leases that are taken with this token.
         pub owner: String,
-        /// Whether it may do what administrators do.
+        /// Whether the token has the rights of an administrator.
         pub admin: bool,
-        /// What clients show as `Authorization: Bearer …`.
+        /// Secret that clients send as `Authorization: Bearer …`.
         pub secret: String,
     }
 
@@ -184,23 +184,23 @@ pub mod tokens {
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Tokens))]
     pub struct AccessTokenList {
-        /// Every token, revoked ones too, oldest first.
+        /// All tokens including revoked ones, oldest first.
         pub tokens: Vec<AccessToken>,
     }
 
-    /// A token without its secret, of which only a hash is kept.
+    /// A token without its secret. The agent stores only a hash of the secret.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
     #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Token))]
     pub struct AccessToken {
-        /// Its number.
+        /// Number of the token.
         pub id: u64,
-        /// On whose account it leases.
+        /// Owner of the leases that are taken with this token.
         pub owner: String,
-        /// Whether it may do what administrators do.
+        /// Whether the token has the rights of an administrator.
         pub admin: bool,
-        /// When it was made.
+        /// Time of creation.
         pub created_at: String,
-        /// When it was revoked.
+        /// Time of revocation.
         pub revoked_at: Option<String>,
     }
 }

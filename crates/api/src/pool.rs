@@ -1,14 +1,14 @@
-//! The pool as a whole, and its devices with who holds them.
+//! Bodies of `/v1/pool` and `/v1/devices`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The body of `GET /v1/pool`: who decides here, and how things stand.
+/// The body of `GET /v1/pool`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Pool))]
 pub struct PoolBody {
-    /// `agent`: this server decides who holds what.
+    /// `agent`: this server decides about leases.
     pub authority: String,
     /// The version of the `/v1` routes.
     pub api_version: String,
@@ -22,43 +22,43 @@ pub struct PoolBody {
     pub run_id: String,
     /// Whether devices are simulated.
     pub simulated: bool,
-    /// Devices that are known.
+    /// Number of known devices.
     pub devices: usize,
-    /// Devices that take new work.
+    /// Number of devices that accept new leases.
     pub open_devices: usize,
-    /// Devices nothing is promised of, and that take new work.
+    /// Number of devices that accept new leases and have none.
     pub free_devices: usize,
-    /// Shares of devices that are promised, in whole devices.
+    /// Sum of the promised fractions of devices.
     pub promised: f64,
-    /// Leases that are granted.
+    /// Number of granted leases.
     pub active: usize,
-    /// Requests that wait.
+    /// Number of waiting requests.
     pub waiting: usize,
-    /// Tokens below this were given out.
+    /// Next fencing token. All smaller ones may be in use.
     pub next_token: u64,
-    /// Host CPUs promised and there.
+    /// Host CPUs: promised and total.
     pub cpus: PromisedAmount,
-    /// Host memory promised and there, in MiB.
+    /// Host memory in MiB: promised and total.
     pub host_memory_mib: PromisedAmount,
-    /// How leased jobs are confined here, in a sentence.
+    /// Enforcement of job limits on this machine, as a sentence.
     pub confinement: String,
-    /// When this was so.
+    /// Time of this state.
     pub timestamp: String,
-    /// The last event that this answer includes: `GET /v1/events` with this `Last-Event-ID` continues from here.
+    /// Last event that this state includes. `GET /v1/events` with this `Last-Event-ID` continues without a gap.
     #[serde(default)]
     pub event_id: Option<String>,
-    /// Seconds since the authority last confirmed this state; it grows while the disk hangs.
+    /// Seconds since the authority confirmed this state. The age grows while the disk hangs.
     #[serde(default)]
     pub age_secs: f64,
 }
 
-/// How much of something is promised, of how much.
+/// Promised part of a host resource.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Amount))]
 pub struct PromisedAmount {
-    /// Promised.
+    /// Promised amount.
     pub promised: f64,
-    /// There.
+    /// Amount that the host has.
     pub total: f64,
 }
 
@@ -66,37 +66,37 @@ pub struct PromisedAmount {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Devices))]
 pub struct DeviceList {
-    /// Devices that take work, by number.
+    /// Schedulable devices, by number.
     pub devices: Vec<DeviceBody>,
-    /// When this was so.
+    /// Time of this state.
     pub timestamp: String,
-    /// The last event that this answer includes: `GET /v1/events` with this `Last-Event-ID` continues from here.
+    /// Last event that this state includes. `GET /v1/events` with this `Last-Event-ID` continues without a gap.
     #[serde(default)]
     pub event_id: Option<String>,
-    /// Seconds since the authority last confirmed who holds what; it grows while the disk hangs.
+    /// Seconds since the authority confirmed the holders. The age grows while the disk hangs.
     #[serde(default)]
     pub age_secs: f64,
 }
 
-/// A device, what it reads, and who holds it.
+/// A device with its readings and leases.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Device))]
 pub struct DeviceBody {
-    /// Its number on its node.
+    /// Number of the device on its node.
     pub gpu_id: u32,
-    /// Its node.
+    /// Name of its node.
     pub node: String,
-    /// Its UUID, or its place on the bus where it has none.
+    /// UUID of the device, or its bus address if it has no UUID.
     pub uuid: String,
     /// `nvidia`, `amd`, `intel` or `other`.
     pub vendor: String,
-    /// Its name.
+    /// Product name.
     pub name: String,
-    /// Its memory that can be promised, in MiB; `null` where it has none of its own.
+    /// Memory that can be leased, in MiB. `null` if the device has no memory of its own.
     pub memory_mib: Option<u64>,
     /// Memory in use, in MiB.
     pub memory_used_mib: Option<u64>,
-    /// How busy it is.
+    /// Utilization in percent.
     pub utilization_percent: Option<f64>,
     /// Temperature of the chip.
     pub temperature_c: Option<i32>,
@@ -104,31 +104,32 @@ pub struct DeviceBody {
     pub power_w: Option<f64>,
     /// `healthy`, `unhealthy` or `lost`.
     pub health: String,
-    /// Why it is not healthy.
+    /// Reason if the device is not healthy.
     pub health_reason: Option<String>,
-    /// Whether an administrator stopped new work on it.
+    /// Whether an administrator cordoned the device.
     pub cordoned: bool,
-    /// Why it takes no new work: `node_lost`, `not_seen`, `lost`, `unhealthy`, `hot`, `cordoned`, `quarantined`.
+    /// Reason why the device accepts no new leases: `node_lost`, `not_seen`, `lost`, `unhealthy`, `hot`, `cordoned`,
+    /// `quarantined`.
     pub closed: Option<String>,
-    /// How much of it is promised.
+    /// Promised fraction.
     pub promised: f64,
-    /// How much of its memory is promised, in MiB.
+    /// Promised memory in MiB.
     pub promised_memory_mib: u64,
-    /// Who holds it, or still drains on it.
+    /// Leases that hold the device or drain on it.
     pub leases: Vec<DeviceLease>,
-    /// Load that no lease explains.
+    /// Load that no lease explains (foreign load).
     pub foreign: Option<ForeignLoadBody>,
-    /// Who uses it.
+    /// Processes that use the device.
     pub processes: Vec<ProcessBody>,
-    /// Whether `processes` is all of them.
+    /// Whether `processes` is complete.
     pub processes_complete: bool,
-    /// Set where it is a part of a larger device: the vendor's name of the cut.
+    /// Vendor's name of the partition profile, if the device is a partition.
     pub partition: Option<String>,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
-    /// When it was read.
+    /// Time of the reading.
     pub timestamp: Option<String>,
-    /// Whether that is too old to be taken for the present.
+    /// Whether the reading is too old to be current.
     pub stale: bool,
 }
 
@@ -136,31 +137,31 @@ pub struct DeviceBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DeviceLease {
-    /// Its number.
+    /// Process id.
     pub id: u64,
-    /// Whose it is.
+    /// Owner.
     pub owner: String,
-    /// The owner's own name for whoever uses it.
+    /// The owner's name for the worker that uses the lease.
     pub worker_id: Option<String>,
-    /// How much of the device.
+    /// Leased fraction of the device.
     pub fraction: f64,
-    /// How much of its memory, in MiB.
+    /// Leased memory in MiB.
     pub memory_mib: Option<u64>,
-    /// Whether it ended and its processes are still there.
+    /// Whether the lease ended and its processes still run.
     pub draining: bool,
-    /// When it was granted.
+    /// Time of the grant.
     pub granted_at: Option<String>,
 }
 
-/// Load that no lease explains.
+/// Load that no lease explains (foreign load).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Foreign))]
 pub struct ForeignLoadBody {
-    /// Memory, in MiB.
+    /// Memory in MiB.
     pub memory_mib: Option<u64>,
     /// Utilization in percent.
     pub utilization_percent: Option<f64>,
-    /// Processes that run under no lease.
+    /// Number of processes without a lease.
     pub processes: u32,
 }
 
@@ -168,16 +169,16 @@ pub struct ForeignLoadBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Process))]
 pub struct ProcessBody {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// Whose it is.
+    /// Owner.
     pub user: Option<String>,
-    /// Its command.
+    /// Command line.
     pub command: Option<String>,
-    /// Device memory it uses, in MiB.
+    /// Used device memory in MiB.
     pub memory_mib: Option<u64>,
-    /// The lease it runs under; `null` for a squatter, or where that cannot be told.
+    /// Lease of the process. `null` for a squatter and if the lease is unknown.
     pub lease: Option<u64>,
-    /// Whether it uses the device without a lease on it.
+    /// Whether the process uses the device without a lease.
     pub squatter: bool,
 }

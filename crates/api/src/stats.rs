@@ -1,4 +1,4 @@
-//! The statistics routes: what a node's GPUs report.
+//! Bodies of the statistics routes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,16 +10,16 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Stats))]
 pub struct StatsBody {
-    /// How many GPUs are listed.
+    /// Number of listed GPUs.
     pub gpu_count: usize,
     /// The GPUs, by number.
     pub gpus: Vec<GpuBody>,
-    /// When they were read.
+    /// Time of the reading.
     pub timestamp: String,
-    /// Whether the reading is too old to be taken for the present.
+    /// Whether the reading is too old to be current.
     #[serde(default)]
     pub stale: bool,
-    /// Why GPUs could not be read; `null` where nothing failed.
+    /// Error of a source of readings. `null` if all sources work.
     #[serde(default)]
     pub error: Option<String>,
 }
@@ -28,21 +28,21 @@ pub struct StatsBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Gpu))]
 pub struct GpuBody {
-    /// Its small number on this node, the same after a restart.
+    /// Number of the GPU on this node, stable across restarts.
     pub gpu_id: u32,
-    /// Its name.
+    /// Product name.
     pub name: String,
-    /// Its memory.
+    /// Device memory.
     pub memory: GpuMemory,
-    /// How busy it is; 0 and named under `unsupported` where it cannot tell.
+    /// Utilization in percent. 0, and listed in `unsupported`, if the device cannot report it.
     #[serde(deserialize_with = "whole")]
     pub utilization_percent: u32,
     /// Temperature of the chip.
     #[serde(default, deserialize_with = "degrees")]
     pub temperature_c: Option<i32>,
-    /// Electrical power.
+    /// Power draw and limit.
     pub power: GpuPower,
-    /// The vendor's identity of it.
+    /// UUID of the vendor.
     #[serde(default)]
     pub uuid: Option<String>,
     /// `nvidia`, `amd`, `intel` or `other`.
@@ -51,19 +51,19 @@ pub struct GpuBody {
     /// `healthy`, `unhealthy` or `lost`.
     #[serde(default)]
     pub health: String,
-    /// Why it is not healthy.
+    /// Reason if the device is not healthy.
     #[serde(default)]
     pub health_reason: Option<String>,
-    /// Whether what is said of it is too old to be taken for the present.
+    /// Whether the reading is too old to be current.
     #[serde(default)]
     pub stale: bool,
-    /// When it was read.
+    /// Time of the reading.
     #[serde(default)]
     pub timestamp: String,
-    /// Asleep to save power, and therefore not read: reading would wake it.
+    /// Whether the GPU sleeps to save power. It is not read then, because reading would wake it.
     #[serde(default)]
     pub asleep: bool,
-    /// Fields of it that have no value, though the form of this answer has a number there.
+    /// Fields whose number is a placeholder because the device reports no value.
     #[serde(default)]
     pub unsupported: Vec<String>,
 }
@@ -72,24 +72,24 @@ pub struct GpuBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GpuMemory {
-    /// All of it.
+    /// Total memory.
     #[serde(deserialize_with = "whole")]
     pub total_mb: u64,
-    /// In use by programs, without what the driver keeps.
+    /// Memory used by programs, without the driver's reservation.
     #[serde(deserialize_with = "whole")]
     pub used_mb: u64,
-    /// Neither in use nor kept by the driver: total − used − reserved.
+    /// Free memory: total − used − reserved.
     #[serde(deserialize_with = "whole")]
     pub free_mb: u64,
-    /// In use by programs, in percent of all of it, with two digits.
+    /// Used memory in percent of the total, with two digits.
     pub usage_percent: f64,
-    /// What the driver keeps for itself; `null` where it does not tell.
+    /// Memory reserved by the driver. `null` if the driver does not report it.
     #[serde(default)]
     pub reserved_mb: Option<u64>,
-    /// Host memory it may use besides (the real memory of a GPU that is a part of a processor).
+    /// Host memory that the GPU may use in addition. This is the main memory of an integrated GPU.
     #[serde(default)]
     pub host_total_mb: Option<u64>,
-    /// What it uses of that.
+    /// Used part of that host memory.
     #[serde(default)]
     pub host_used_mb: Option<u64>,
 }
@@ -98,9 +98,9 @@ pub struct GpuMemory {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GpuPower {
-    /// Drawn now.
+    /// Current draw.
     pub draw_w: Option<f64>,
-    /// The most it may draw.
+    /// Power limit.
     pub limit_w: Option<f64>,
 }
 
@@ -108,14 +108,14 @@ pub struct GpuPower {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Count))]
 pub struct GpuCountBody {
-    /// How many GPUs are listed.
+    /// Number of listed GPUs.
     pub gpu_count: usize,
-    /// When they were read.
+    /// Time of the reading.
     pub timestamp: String,
-    /// Whether the reading is too old to be taken for the present.
+    /// Whether the reading is too old to be current.
     #[serde(default)]
     pub stale: bool,
-    /// Why GPUs could not be read; `null` where nothing failed.
+    /// Error of a source of readings. `null` if all sources work.
     #[serde(default)]
     pub error: Option<String>,
 }
@@ -124,47 +124,47 @@ pub struct GpuCountBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Summary))]
 pub struct SummaryBody {
-    /// How many GPUs are listed.
+    /// Number of listed GPUs.
     pub gpu_count: usize,
-    /// Memory of all of them, in MiB; a GPU that is listed with its parts counts once.
+    /// Total memory in MiB. A GPU that is listed together with its partitions counts once.
     #[serde(deserialize_with = "whole")]
     pub total_memory_mb: u64,
-    /// Memory in use on all of them, in MiB.
+    /// Used memory in MiB.
     #[serde(deserialize_with = "whole")]
     pub total_used_memory_mb: u64,
-    /// Memory in use, in percent with two digits.
+    /// Used memory in percent, with two digits.
     pub total_memory_usage_percent: f64,
-    /// Utilization of those that can tell it, on average.
+    /// Average utilization of the GPUs that report it.
     pub average_utilization_percent: f64,
-    /// Over how many GPUs that average is; with none it says nothing.
+    /// Number of GPUs in that average. The average is meaningless if this is 0.
     #[serde(default)]
     pub average_over: usize,
     /// The GPUs, by number.
     pub gpus_summary: Vec<GpuSummary>,
-    /// When they were read.
+    /// Time of the reading.
     pub timestamp: String,
-    /// Whether the reading is too old to be taken for the present.
+    /// Whether the reading is too old to be current.
     #[serde(default)]
     pub stale: bool,
-    /// Why GPUs could not be read; `null` where nothing failed.
+    /// Error of a source of readings. `null` if all sources work.
     #[serde(default)]
     pub error: Option<String>,
 }
 
-/// One GPU in short.
+/// Summary of one GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GpuSummary {
-    /// Its number.
+    /// Number of the GPU.
     pub gpu_id: u32,
-    /// Its name.
+    /// Product name.
     pub name: String,
-    /// Memory in use, in percent with two digits.
+    /// Used memory in percent, with two digits.
     pub memory_usage_percent: f64,
-    /// How busy it is.
+    /// Utilization in percent.
     #[serde(deserialize_with = "whole")]
     pub utilization_percent: u32,
-    /// Fields of it that have no value, though the form of this answer has a number there.
+    /// Fields whose number is a placeholder because the device reports no value.
     #[serde(default)]
     pub unsupported: Vec<String>,
 }
@@ -173,7 +173,7 @@ pub struct GpuSummary {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = GpuHistory))]
 pub struct GpuHistoryBody {
-    /// How many readings of a GPU are kept.
+    /// Number of retained readings per GPU.
     pub max_history: usize,
     /// The GPUs, by number.
     pub gpus: Vec<GpuReadings>,
@@ -183,23 +183,23 @@ pub struct GpuHistoryBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = HistoryOfGpu))]
 pub struct GpuReadings {
-    /// Its number.
+    /// Number of the GPU.
     pub gpu_id: u32,
-    /// Its name.
+    /// Product name.
     pub name: String,
-    /// Its readings, oldest first.
+    /// Readings, oldest first.
     pub readings: Vec<PastReading>,
 }
 
-/// What a GPU read at a time; `null` is what it could not tell.
+/// A past reading of a GPU. Values that the device did not report are `null`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PastReading {
-    /// When.
+    /// Time.
     pub timestamp: String,
     /// Memory in use, in MiB.
     pub memory_used_mb: Option<u64>,
-    /// How busy it was.
+    /// Utilization in percent.
     pub utilization_percent: Option<f64>,
     /// Temperature of the chip.
     pub temperature_c: Option<i32>,
@@ -213,26 +213,26 @@ pub struct PastReading {
 pub struct HealthBody {
     /// `healthy`, `degraded` or `unhealthy`.
     pub status: String,
-    /// Whether NVIDIA devices can be read, by whatever source.
+    /// Whether a source can read NVIDIA devices.
     pub nvidia_smi_available: bool,
-    /// When the last reading was taken.
+    /// Time of the last reading.
     pub timestamp: String,
-    /// What is wrong, for people; empty where nothing is.
+    /// Current problems, as sentences.
     pub problems: Vec<String>,
-    /// Where readings come from.
+    /// Sources of readings.
     pub sources: Vec<SourceHealth>,
     /// Seconds since the last reading.
     pub reading_age_secs: Option<f64>,
-    /// Whether leases can be granted and given back durably.
+    /// State of the lease store: whether grants and releases are durable.
     pub store: String,
-    /// Seconds since the authority last confirmed the state of the pool; it grows while the disk hangs.
+    /// Seconds since the authority confirmed the state of the pool. The age grows while the disk hangs.
     #[serde(default)]
     pub pool_age_secs: f64,
-    /// Whether anybody on the network may lease.
+    /// Whether every client on the network may lease (`--open`).
     pub open: bool,
     /// The version of this server.
     pub version: String,
-    /// Seconds since it started.
+    /// Seconds since the server started.
     pub uptime_secs: f64,
 }
 
@@ -240,11 +240,11 @@ pub struct HealthBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SourceHealth {
-    /// Its name.
+    /// Name of the source.
     pub name: String,
-    /// Whether it answers.
+    /// Whether the source delivers readings.
     pub available: bool,
-    /// Why it does not.
+    /// Error, if the source delivers none.
     pub error: Option<String>,
 }
 
@@ -252,41 +252,41 @@ pub struct SourceHealth {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Root))]
 pub struct RootBody {
-    /// What this is.
+    /// Name of the service.
     pub message: String,
     /// The version of this server.
     pub version: String,
-    /// What can be asked, by route.
+    /// Descriptions of the routes.
     pub endpoints: std::collections::BTreeMap<String, String>,
 }
 
-/// The part of `GET /config` that is about which GPUs are listed.
+/// The part of `GET /config` about the filter of listed GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GpuFiltering {
-    /// The filter as given; `null` where none is.
+    /// Value of `CUDA_VISIBLE_DEVICES`, or `null`.
     pub cuda_visible_devices: Option<String>,
-    /// The GPUs that are listed; `null` where all are.
+    /// Numbers of the listed GPUs. `null` if all are listed.
     pub visible_gpu_ids: Option<Vec<u32>>,
-    /// Whether GPUs are left out.
+    /// Whether the filter hides GPUs.
     pub filtering_active: bool,
-    /// How many GPUs there are.
+    /// Number of GPUs of the machine.
     pub total_system_gpus: usize,
-    /// How many are listed.
+    /// Number of listed GPUs.
     pub visible_gpu_count: usize,
 }
 
-// Whole numbers as other servers write them: some send `40.0`, or a fraction, where ours send `40`.
+// Other servers write whole numbers as `40.0` or with a fraction, so both are accepted.
 
-/// Beyond this a `f64` does not tell whole numbers apart.
-const MOST: f64 = 9_007_199_254_740_992.0;
+/// Largest number below which `f64` represents every whole number.
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
-/// A number from 0 on; what it has beyond the whole is cut off.
+/// Deserializes a number from 0 on and truncates it.
 fn whole<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Result<T, D::Error> {
-    from.deserialize_any(Whole(PhantomData))
+    from.deserialize_any(WholeNumberVisitor(PhantomData))
 }
 
-/// Degrees, to the nearest one, or `null`.
+/// Deserializes a temperature, rounded to the nearest degree, or `null`.
 fn degrees<'de, D: Deserializer<'de>>(from: D) -> Result<Option<i32>, D::Error> {
     let number = Option::<f64>::deserialize(from)?;
     let rounded = |number: f64| {
@@ -300,9 +300,9 @@ fn degrees<'de, D: Deserializer<'de>>(from: D) -> Result<Option<i32>, D::Error> 
     number.map(rounded).transpose()
 }
 
-struct Whole<T>(PhantomData<T>);
+struct WholeNumberVisitor<T>(PhantomData<T>);
 
-impl<T: TryFrom<u64>> Visitor<'_> for Whole<T> {
+impl<T: TryFrom<u64>> Visitor<'_> for WholeNumberVisitor<T> {
     type Value = T;
 
     fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -319,7 +319,7 @@ impl<T: TryFrom<u64>> Visitor<'_> for Whole<T> {
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<T, E> {
-        if (0.0..MOST).contains(&number) {
+        if (0.0..MAX_EXACT_INTEGER).contains(&number) {
             self.visit_u64(number as u64)
         } else {
             Err(E::invalid_value(Unexpected::Float(number), &self))
@@ -337,16 +337,17 @@ mod tests {
     }
 
     #[test]
-    fn numbers_with_a_fraction_are_taken_and_cut() {
+    fn numbers_with_a_fraction_are_truncated() {
         assert_eq!(["40", "40.0", "89.6", "1e2"].map(|text| summary(text).unwrap()), [40, 40, 89, 100]);
     }
 
     #[test]
-    fn what_is_no_number_from_0_on_is_refused_with_what_is_allowed() {
-        for (wrong, said) in [("-1", "`-1`"), ("-0.5", "`-0.5`"), ("1e300", "`1e+300`"), ("4294967296", "`4294967296`")]
+    fn an_invalid_number_is_refused_with_the_allowed_range() {
+        for (wrong, shown) in
+            [("-1", "`-1`"), ("-0.5", "`-0.5`"), ("1e300", "`1e+300`"), ("4294967296", "`4294967296`")]
         {
             let error = summary(wrong).unwrap_err();
-            assert!(error.contains(said) && error.contains("a number from 0 on that fits 32 bits"), "{error}");
+            assert!(error.contains(shown) && error.contains("a number from 0 on that fits 32 bits"), "{error}");
         }
         for wrong in ["null", "\"40\"", "true"] {
             assert!(summary(wrong).unwrap_err().contains("a number from 0 on"), "{wrong}");
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_with_fractions_everywhere_is_taken() {
+    fn a_gpu_with_fractional_numbers_is_accepted() {
         let text = r#"{"gpu_id":0,"name":"A","memory":{"total_mb":81559.0,"used_mb":1.5,"free_mb":2.0,"usage_percent":1},
             "utilization_percent":3.7,"temperature_c":40.6,"power":{"draw_w":1,"limit_w":null}}"#;
         let gpu: GpuBody = serde_json::from_str(text).unwrap();

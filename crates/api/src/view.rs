@@ -1,5 +1,4 @@
-//! A pool's leases and devices in the words of the bodies, for everything that has a pool and speaks of it: the agent, and a
-//! client that keeps the books itself.
+//! Conversion of a pool's leases and devices into bodies. The agent uses it, and a client that does its own accounting.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +11,8 @@ use crate::job_environment as job;
 use crate::lease::{self, LeaseDevice};
 use crate::pool;
 
-/// Returns a lease in the words of the API. `explanation` says why it waits, `iso` writes times for people, and `env` adds
-/// variables to those that every job gets. Only callers that may act for the owner see its token and environment.
+/// Converts a lease. `explanation` holds the reasons for waiting, `iso` formats times, and `env` adds variables to those that
+/// every job gets. Token and environment are included only if `is_owners` is true.
 pub fn lease_body(
     pool: &Pool,
     lease: &Lease,
@@ -36,7 +35,7 @@ pub fn lease_body(
         worker_id: lease.request.worker_id.as_ref().map(ToString::to_string),
         request: (&*lease.request).into(),
         devices: held.iter().filter_map(|promise| device_of(pool, promise)).collect(),
-        env: if is_granted && is_owners { environment(pool, lease, env) } else { BTreeMap::new() },
+        env: if is_granted && is_owners { job_environment(pool, lease, env) } else { BTreeMap::new() },
         token: lease.token.filter(|_| is_owners).map(|token| token.0),
         queue_position: explanation.map(|why| why.position),
         reason: why_waiting.or_else(|| lease.cause.as_ref().map(end_cause_text)),
@@ -89,8 +88,8 @@ fn device_of(pool: &Pool, promise: &DevicePromise) -> Option<LeaseDevice> {
     })
 }
 
-/// What to set before a job of this lease starts.
-fn environment(
+/// Returns the environment variables for a job of this lease.
+fn job_environment(
     pool: &Pool,
     lease: &Lease,
     vendors: impl FnOnce(&[DeviceView]) -> BTreeMap<String, Option<String>>,
@@ -113,7 +112,7 @@ fn environment(
     env
 }
 
-/// A device with the leases on it, which `lease` looks up. The caller fills in what the device reads.
+/// Converts a device with its leases, which `lease` looks up. The caller fills in the readings.
 pub fn device_body<'a>(
     view: &DeviceView,
     node: &str,
@@ -166,16 +165,16 @@ pub fn device_body<'a>(
     }
 }
 
-/// Health by name, and what is wrong.
+/// Returns the name of a health state and its reason.
 pub fn health_and_reason(health: &DeviceHealth) -> (&'static str, Option<String>) {
     match health {
         DeviceHealth::Healthy => ("healthy", None),
         DeviceHealth::Unhealthy(why) => ("unhealthy", Some(why.to_string())),
-        DeviceHealth::Lost => ("lost", Some("it is not there any more".into())),
+        DeviceHealth::Lost => ("lost", Some("the device disappeared".into())),
     }
 }
 
-/// Why a device takes no new work, by name.
+/// Returns the published name of the reason that closes a device.
 pub fn closure_name(closed: DeviceClosure) -> &'static str {
     match closed {
         DeviceClosure::NodeLost => "node_lost",
@@ -188,22 +187,22 @@ pub fn closure_name(closed: DeviceClosure) -> &'static str {
     }
 }
 
-/// Why a lease ended, in a sentence.
+/// Returns the reason for a lease's end as text.
 pub fn end_cause_text(cause: &EndCause) -> String {
     match cause {
         EndCause::ByOwner => "released by its owner".into(),
-        EndCause::HolderGone => "its process or connection is gone".into(),
-        EndCause::TtlPassed => "it was not renewed in time".into(),
-        EndCause::MaxDurationPassed => "it was held as long as it may be".into(),
-        EndCause::WaitLimitPassed => "it waited as long as it wanted to".into(),
-        EndCause::Abandoned => "nobody asked for it any more while it waited".into(),
-        EndCause::OfferLapsed => "it was offered and not confirmed in time".into(),
-        EndCause::Revoked => "taken back by an administrator".into(),
+        EndCause::HolderGone => "its process or connection ended".into(),
+        EndCause::TtlPassed => "not renewed in time".into(),
+        EndCause::MaxDurationPassed => "reached its maximum duration".into(),
+        EndCause::WaitLimitPassed => "reached its wait limit".into(),
+        EndCause::Abandoned => "its client stopped polling while it waited".into(),
+        EndCause::OfferLapsed => "the offer was not confirmed in time".into(),
+        EndCause::Revoked => "revoked by an administrator".into(),
         EndCause::Fault(why) => why.to_string(),
     }
 }
 
-/// Why a lease ended, by a name that never changes.
+/// Returns the stable name of the reason for a lease's end.
 pub fn end_cause_name(cause: &EndCause) -> &'static str {
     match cause {
         EndCause::ByOwner => "by_owner",
@@ -218,7 +217,7 @@ pub fn end_cause_name(cause: &EndCause) -> &'static str {
     }
 }
 
-/// The HTTP status and the code that say why a command was denied.
+/// Returns the HTTP status and the problem code of a denied command.
 pub const fn denial_status_and_code(denied: &CommandDenied) -> (u16, &'static str) {
     match denied {
         CommandDenied::Invalid(_) => (422, "invalid"),

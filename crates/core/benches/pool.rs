@@ -1,6 +1,6 @@
-//! What a decision costs: grant + release by size of the pool, the next holder of a long queue, and bytes.
+//! Cost of decisions: grant + release by size of the pool, the next grant from a long queue, and bytes.
 //!
-//! `cargo bench -p gpupool-core`. Timings are divan's; the sizes are counted by the allocator and printed first.
+//! `cargo bench -p gpupool-core`. divan measures the times; the sizes are counted by the allocator and printed first.
 
 #![allow(unsafe_code, reason = "counting bytes takes a global allocator")]
 
@@ -15,14 +15,14 @@ use gpupool_core::{
     PoolCommand, PoolSettings, PoolTime, Request, RequestedAmount, Share, Vendor,
 };
 
-/// Counts what is allocated, and how often.
-struct Counting;
+/// Allocator that counts live bytes and calls.
+struct CountingAllocator;
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
         CALLS.fetch_add(1, Ordering::Relaxed);
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const SIZES: [usize; 4] = [8, 1_000, 10_000, 100_000];
 const GPUS_PER_NODE: usize = 8;
@@ -61,7 +61,7 @@ fn device(node: usize, number: usize) -> DeviceFacts {
     }
 }
 
-/// A pool of so many devices, all read once and idle.
+/// Creates a pool of devices that were all read once and are idle.
 fn idle_pool(devices: usize) -> Pool {
     let mut pool = Pool::new(PoolSettings::default(), Policies::default());
     for node in 0..devices.div_ceil(GPUS_PER_NODE) {
@@ -101,7 +101,7 @@ fn request(amount: RequestedAmount, strategy: PlacementStrategy) -> Arc<Request>
     })
 }
 
-/// A batch of one command, into an outcome that is used again.
+/// Applies a batch of one command, with a reused outcome.
 fn apply(pool: &mut Pool, command: PoolCommand, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
     out.clear();
     pool.begin_batch(PoolTime(1), out);
@@ -121,7 +121,7 @@ fn release(pool: &mut Pool, lease: LeaseId, out: &mut ApplyOutcome) {
     apply(pool, PoolCommand::Release { lease }, out).expect("the lease is known");
 }
 
-/// Half of the capacity promised: every device to halves, thirds, quarters or not at all.
+/// Promises half of the capacity: devices are split into halves, thirds or quarters, or left free.
 fn half_full(devices: usize, strategy: PlacementStrategy) -> Pool {
     let mut pool = idle_pool(devices);
     let mut out = ApplyOutcome::default();
@@ -136,7 +136,7 @@ fn half_full(devices: usize, strategy: PlacementStrategy) -> Pool {
         };
         let amount = if share == 1000 { RequestedAmount::Whole } else { RequestedAmount::Share(Share(share)) };
         let request = Request { select: Arc::new(select), ..(*request(amount, strategy)).clone() };
-        // Naming a device costs a look at all of them; fill the large pools by placement instead.
+        // A request for a named device checks all of them; fill the large pools by placement instead.
         if devices <= 1_000 {
             ask(&mut pool, &Arc::new(request), &mut out).expect("the device is free");
         } else {
@@ -196,7 +196,7 @@ mod grant_and_release {
     }
 }
 
-/// The peer: best-fit by looking at every device, with no rows, tokens, deadlines or accounts kept.
+/// Baseline: best-fit by a scan of all devices, without rows, tokens, deadlines or accounts.
 mod bare_scan {
     use super::*;
 
@@ -216,7 +216,7 @@ mod bare_scan {
 mod queue {
     use super::*;
 
-    /// Every device held, so many waiting: a release finds the next holder, who then comes back to the end.
+    /// All devices are held and requests wait: a release grants the next one, and its owner queues again at the end.
     fn bench(bencher: Bencher<'_, '_>, devices: usize, waiting: usize, owners: usize) {
         let mut pool = idle_pool(devices);
         let mut out = ApplyOutcome::default();
@@ -237,14 +237,14 @@ mod queue {
         }
         assert_eq!(pool.waiter_count(), waiting);
         bencher.with_inputs(|| ()).bench_local_values(|()| {
-            let lease = holders.pop_front().expect("somebody holds");
+            let lease = holders.pop_front().expect("a lease holds a device");
             release(&mut pool, lease, &mut out);
             holders.push_back(ask_next(&mut pool, &mut out));
         });
         assert_eq!(pool.waiter_count(), waiting, "each release let one go and one came");
     }
 
-    /// Why the last one waits, and at which position.
+    /// Explains the last waiter.
     #[divan::bench(args = [1_000, 100_000])]
     fn explain_the_last(bencher: Bencher<'_, '_>, waiting: usize) {
         let mut pool = idle_pool(1_000);
@@ -272,12 +272,12 @@ fn live() -> i64 {
 }
 
 fn print_sizes() {
-    // What each further device costs, so that what the pool itself and the first decision take does not count.
+    // Cost of each further device, without the fixed cost of the pool and the first decision.
     let bytes = |devices: usize| {
         let before = live();
         let mut pool = idle_pool(devices);
         let mut out = ApplyOutcome::default();
-        // The first decision builds the indexes, which are part of what a device costs.
+        // The first decision builds the indexes, which count as cost of the devices.
         let first = ask(&mut pool, &request(RequestedAmount::Whole, PlacementStrategy::LeastUsed), &mut out)
             .expect("there is room");
         release(&mut pool, first, &mut out);

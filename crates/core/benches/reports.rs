@@ -1,4 +1,4 @@
-//! What nodes that report cost: heartbeats and readings of a fleet, and a large node that registers.
+//! Cost of node reports: heartbeats and readings of a fleet, and the registration of a large node.
 //!
 //! `cargo bench -p gpupool-core --bench reports`. A plain table comes first, then divan's timings of the same work.
 
@@ -17,9 +17,9 @@ const GPUS_PER_NODE: usize = 8;
 const DEVICES: usize = NODES * GPUS_PER_NODE;
 const GIB: u64 = 1 << 30;
 const MEMORY_GIB: u64 = 80;
-/// One device in so many is free and used by a process without a lease.
+/// One device in this many is free and used by a process without a lease.
 const SQUATTED: usize = 10;
-/// The foreign load of one device in so many changes every second.
+/// The foreign load of one device in this many changes every second.
 const CHANGING: usize = 10;
 
 fn main() {
@@ -53,19 +53,19 @@ fn registration(node: usize, devices: usize) -> PoolCommand {
     PoolCommand::NodeSeen { facts: node_facts(node), devices: listed, numbers: Vec::new() }
 }
 
-/// A fleet in which every device is held whole, save those that are squatted, and so many requests wait.
-struct Fleet {
+/// ReportingFleet in which leases hold every device whole, except those with foreign processes, and requests wait.
+struct ReportingFleet {
     pool: Pool,
     now: PoolTime,
-    /// By device: the lease that holds it.
+    /// Lease that holds each device.
     holders: Vec<Option<LeaseId>>,
     waiters: Vec<LeaseId>,
-    /// By device: GiB of foreign memory and percent of foreign load.
+    /// GiB of foreign memory and percent of foreign load on each device.
     loads: Vec<(u64, u32)>,
     random: u64,
 }
 
-impl Fleet {
+impl ReportingFleet {
     fn new(waiters: usize) -> Self {
         let settings = PoolSettings {
             drain: DrainMode::WhenGone { patience: Millis::from_secs(60) },
@@ -107,12 +107,12 @@ impl Fleet {
         (self.random >> 33) % below
     }
 
-    /// A second passes: one device in ten carries another foreign load, and those who wait go on asking.
+    /// Advances by a second: one device in ten gets another foreign load, and the waiters ask again.
     fn pass_a_second(&mut self) {
         self.now = self.now.after(Millis(1_000));
         for _ in 0..DEVICES / CHANGING {
             let number = self.random(DEVICES as u64) as usize;
-            // A squatted device stays above the thresholds, or those who wait would have it.
+            // A device with foreign processes stays above the thresholds, or a waiter would get it.
             self.loads[number] = match self.holders[number] {
                 None => (66 + self.random(14), self.random(101) as u32),
                 Some(_) => (self.random(40), self.random(101) as u32),
@@ -151,7 +151,7 @@ impl Fleet {
         }
     }
 
-    /// The time that the pool takes for the reports of one second.
+    /// Returns the time that the pool takes for the reports of one second.
     fn second(&mut self) -> Duration {
         let mut spent = Duration::ZERO;
         self.pass_a_second();
@@ -161,8 +161,8 @@ impl Fleet {
     }
 }
 
-/// One of a hundred owners' requests of ten kinds, all with thresholds: wholes and parts, some by memory, some with CPUs,
-/// some with a certain end.
+/// Returns a request of one of ten kinds and a hundred owners, all with thresholds: wholes and parts, some by memory,
+/// some with CPUs, some with a certain end.
 fn waiter(number: usize) -> Request {
     let kind = number % 10;
     Request {
@@ -186,7 +186,7 @@ const WAITERS: [usize; 2] = [0, 1_000];
 
 #[divan::bench(args = WAITERS, sample_count = 10, sample_size = 1)]
 fn a_second_of_reports_of_1000_nodes(bencher: Bencher<'_, '_>, waiters: usize) {
-    let mut fleet = Fleet::new(waiters);
+    let mut fleet = ReportingFleet::new(waiters);
     bencher.bench_local(|| fleet.second());
 }
 
@@ -209,7 +209,7 @@ fn print_table() {
     println!("The foreign load of one GPU in {CHANGING} changes every second.\n");
     println!("{:>8}  {:>20}  {:>9}", "waiters", "CPU in a second", "of a core");
     for waiters in WAITERS {
-        let mut fleet = Fleet::new(waiters);
+        let mut fleet = ReportingFleet::new(waiters);
         let spent = median((0..9).map(|_| fleet.second()).collect());
         println!("{waiters:>8}  {:>17.1} ms  {:>7.2} %", spent.as_secs_f64() * 1e3, spent.as_secs_f64() * 100.0);
     }

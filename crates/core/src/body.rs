@@ -1,5 +1,5 @@
-//! The request as people write it: JSON with MiB, seconds and fractions, turned into a [`Request`] or an error that
-//! names the field.
+//! JSON body of a request in MiB, seconds and fractions, and its conversion to a [`Request`] or to an error that names
+//! the field.
 
 use std::sync::Arc;
 
@@ -12,93 +12,91 @@ use crate::request::{
 };
 use crate::units::{Bytes, MilliCpus, Millis, Percent, Share};
 
-/// The body of `POST /v1/leases`. Every field is optional.
+/// Body of `POST /v1/leases`. Every field is optional.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct RequestBody {
-    /// How many GPUs, on one node; 1 unless said.
+    /// Number of GPUs, all on one node. Default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u16>,
-    /// How much of each, 0.001..=1.0 (policy may ask for more); all of it unless said.
+    /// Fraction of each GPU, 0.001..=1.0; policies may set a higher minimum. Default: all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fraction: Option<f64>,
-    /// How much memory of each, in MiB.
+    /// Memory of each GPU, in MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
-    /// A place among equals on a shared GPU, where no amount is given.
+    /// Takes an equal share of a shared GPU where no amount is given.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sharing: bool,
     /// `none`, `time-slicing`, `mps` or `mig`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isolation: Option<String>,
-    /// The name of a strategy.
+    /// Name of a placement strategy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
-    /// Foreign memory in percent, below which a device will do; 80 unless said.
+    /// Foreign memory in percent at which a device is no longer eligible. Default: 80.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_threshold: Option<f64>,
-    /// Foreign utilization in percent, below which a device will do; 90 unless said.
+    /// Foreign utilization in percent at which a device is no longer eligible. Default: 90.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_threshold: Option<f64>,
-    /// Which devices will do.
+    /// Selector of eligible devices.
     #[serde(skip_serializing_if = "SelectBody::is_empty")]
     pub select: SelectBody,
-    /// Host CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<f64>,
     /// Host memory in MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_memory_mib: Option<u64>,
-    /// On whose account.
+    /// Owner of the lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Arc<str>>,
-    /// The owner's name for whoever will use it.
+    /// The owner's name for the worker that uses the lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<Arc<str>>,
-    /// Free-form labels.
     #[serde(skip_serializing_if = "Labels::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, String>))]
     pub labels: Labels,
-    /// Higher goes first.
+    /// Priority; higher goes first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// Whether to wait; true unless said.
+    /// Whether the request may wait. Default: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<bool>,
-    /// How long the answer may take; for the server, not for the pool.
+    /// Time within which the server must respond; the pool ignores it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_secs: Option<f64>,
-    /// How long to wait in the queue at most.
+    /// Longest time in the queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait_limit_secs: Option<f64>,
-    /// Life without a renewal; 60 unless said.
+    /// Life of the lease without a renewal. Default: 60.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl_secs: Option<f64>,
-    /// How long it may be held at all.
+    /// Longest time that the lease may be held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_duration_secs: Option<f64>,
-    /// Whether the asker waits at several servers.
+    /// Whether the client waits at several servers.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hedged: bool,
 }
 
-/// Which devices will do.
+/// Selector of eligible devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SelectBody {
-    /// Only this vendor's: `nvidia`, `amd`, `intel`.
+    /// Only devices of this vendor: `nvidia`, `amd`, `intel`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub vendor: Option<Vendor>,
-    /// Only this model, or any of these.
+    /// Only this model, or any of these models.
     #[serde(skip_serializing_if = "OneOrMany::is_empty")]
     pub model: OneOrMany,
-    /// Only devices with at least so much memory.
+    /// Only devices with at least this much memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_memory_mib: Option<u64>,
-    /// Only devices with these numbers.
+    /// Only devices with these numbers on their node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<u32>))]
     pub gpu_ids: Vec<GpuId>,
@@ -117,14 +115,12 @@ impl SelectBody {
     }
 }
 
-/// A name, or several.
+/// One name or several names.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub enum OneOrMany {
-    /// One.
     One(Arc<str>),
-    /// Several.
     Many(Vec<Arc<str>>),
 }
 
@@ -186,7 +182,7 @@ impl TryFrom<RequestBody> for Request {
     }
 }
 
-/// The amount that a fraction, MiB and sharing add up to.
+/// Returns the amount that a fraction, MiB and sharing describe together.
 pub fn amount(fraction: Option<f64>, memory_mib: Option<u64>, sharing: bool) -> Result<RequestedAmount, FieldError> {
     let share = |fraction: f64| {
         Share::from_fraction(fraction)
@@ -256,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_field_the_value_and_what_is_allowed() {
+    fn an_error_names_the_field_its_value_and_the_allowed_values() {
         for (json, field, value) in [
             (r#"{"fraction":1.5}"#, "fraction", "1.5"),
             (r#"{"memory_mib":0}"#, "memory_mib", "0"),

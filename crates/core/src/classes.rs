@@ -1,4 +1,4 @@
-//! Requests that are alike to placement: each distinct shape of a wish is judged once against every kind of device.
+//! Classes of requests that are alike to placement: each distinct shape is assessed once against every kind of device.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::device::{DeviceFacts, DeviceIdentity};
 use crate::ids::{DeviceId, Labels, NodeId, labels_match};
-use crate::inventory::{DeviceSlot, Inventory, Kind, KindId, NodeShape, ShapeId};
+use crate::inventory::{DeviceInventory, DeviceKind, DeviceKindId, DeviceSlot, NodeShape, NodeShapeId};
 use crate::limits;
 use crate::outcome::Unsatisfiable;
 use crate::policy::RequestPolicy;
@@ -15,53 +15,53 @@ use crate::request::{DeviceSelector, IsolationLevel, LoadThresholds, PlacementSt
 use crate::units::{Bytes, MilliCpus, Share};
 use crate::workload::TaskClass;
 
-/// A class's number; stays valid while anything waits in it.
+/// Number of a class; stays valid while a request of the class waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ClassId(pub u32);
+pub(crate) struct RequestClassId(pub u32);
 
-/// A shape, judged against the inventory.
+/// A request shape and the devices that can serve it.
 #[derive(Debug, Clone)]
-pub(crate) struct Class {
-    pub shape: Shape,
-    /// Kinds that could serve it, on nodes that could, by rising kind.
-    pub needs: Vec<Need>,
-    /// Whether nodes of each shape could host it.
-    pub hosts: Vec<bool>,
-    /// The devices it names, where it names any.
-    pub named: Option<Vec<DeviceId>>,
-    /// Why it can never be served, if so.
-    pub never: Option<Unsatisfiable>,
-    /// The most it may come to hold, over all its GPUs.
-    pub most_held: Share,
-    /// How many models of device could serve it.
-    pub models: usize,
-    /// Requests that wait in this class.
-    pub waiting: u32,
-    judged_at: Option<u64>,
+pub(crate) struct RequestClass {
+    pub shape: RequestShape,
+    /// Needs on the device kinds that could serve it, on nodes that could host it, by rising kind.
+    pub needs: Vec<DeviceNeed>,
+    /// For each node shape, whether such nodes could host it.
+    pub host_shapes: Vec<bool>,
+    /// Devices that the selector names one by one, if it does.
+    pub named_devices: Option<Vec<DeviceId>>,
+    /// Reason why it can never be served, if so.
+    pub unsatisfiable: Option<Unsatisfiable>,
+    /// Largest share that it may hold, over all its GPUs.
+    pub max_held: Share,
+    /// Number of device models that could serve it.
+    pub model_count: usize,
+    /// Number of requests that wait in this class.
+    pub waiter_count: u32,
+    assessed_version: Option<u64>,
 }
 
-impl Class {
-    /// What it takes of a device of `kind`.
-    pub fn need(&self, kind: KindId) -> Option<&Need> {
+impl RequestClass {
+    /// Returns the need on a device of `kind`.
+    pub fn need_on(&self, kind: DeviceKindId) -> Option<&DeviceNeed> {
         self.needs.binary_search_by_key(&kind, |need| need.kind).ok().map(|i| &self.needs[i])
     }
 
-    /// Whether nodes of a shape could host it.
-    pub fn hosted_by(&self, shape: ShapeId) -> bool {
-        self.hosts.get(shape.0 as usize) == Some(&true)
+    /// Whether nodes of this shape could host the class.
+    pub fn fits_shape(&self, shape: NodeShapeId) -> bool {
+        self.host_shapes.get(shape.0 as usize) == Some(&true)
     }
 
-    /// What it takes of this device of `kind`, if it could ever use it.
-    pub fn need_of(&self, device: DeviceId, kind: KindId) -> Option<&Need> {
-        self.need(kind).filter(|_| self.named.as_ref().is_none_or(|named| named.contains(&device)))
+    /// Returns the need on this device of `kind`, if the class could ever use the device.
+    pub fn need_on_device(&self, device: DeviceId, kind: DeviceKindId) -> Option<&DeviceNeed> {
+        self.need_on(kind).filter(|_| self.named_devices.as_ref().is_none_or(|named| named.contains(&device)))
     }
 
-    /// Whether it could ever use this device.
-    pub fn could_use(&self, device: DeviceId, kind: KindId) -> bool {
-        self.need_of(device, kind).is_some()
+    /// Whether the class could ever use this device.
+    pub fn could_use_device(&self, device: DeviceId, kind: DeviceKindId) -> bool {
+        self.need_on_device(device, kind).is_some()
     }
 
-    /// The class as a workload sees it; a memory amount counts as its largest share.
+    /// Returns the class as the workload counts it; an amount of memory counts as its largest share.
     pub fn task_class(&self) -> TaskClass {
         let share = self.needs.iter().map(|need| need.share).max().unwrap_or_default();
         let models: Vec<&str> = self.shape.select.models.iter().map(|model| &**model).collect();
@@ -73,148 +73,149 @@ impl Class {
         }
     }
 
-    fn judge(&mut self, inventory: &Inventory) {
-        self.judged_at = Some(inventory.version);
-        self.named = self.shape.select.names_devices().then(|| named_devices(&self.shape.select, inventory));
-        let judged = Judgement::of(&self.shape, self.named.as_deref(), inventory);
-        self.never = judged.never();
-        self.needs = judged.needs;
-        self.hosts = judged.hosts;
-        self.models = models_among(&self.needs, inventory);
-        self.keep_usable_named(inventory);
-        if self.never.is_some() {
+    fn assess(&mut self, inventory: &DeviceInventory) {
+        self.assessed_version = Some(inventory.version);
+        self.named_devices =
+            self.shape.select.names_devices().then(|| find_named_devices(&self.shape.select, inventory));
+        let assessed = ClassFeasibility::assess(&self.shape, self.named_devices.as_deref(), inventory);
+        self.unsatisfiable = assessed.refusal();
+        self.needs = assessed.needs;
+        self.host_shapes = assessed.host_shapes;
+        self.model_count = count_models(&self.needs, inventory);
+        self.retain_usable_named(inventory);
+        if self.unsatisfiable.is_some() {
             self.needs.clear();
-            self.hosts.fill(false);
+            self.host_shapes.fill(false);
         }
         let share_of_gpu =
-            |need: &Need| inventory.kinds[need.kind.0 as usize].facts.share_of_gpu().0 * need.share.0 / 1000;
+            |need: &DeviceNeed| inventory.kinds[need.kind.0 as usize].facts.share_of_gpu().0 * need.share.0 / 1000;
         let most = self.needs.iter().map(share_of_gpu).max().unwrap_or(0);
-        self.most_held = Share(most * u32::from(self.shape.gpus));
+        self.max_held = Share(most * u32::from(self.shape.gpus));
     }
 
-    /// Leaves of the devices it names only those it could use: what it keeps others off must not be more than that.
-    fn keep_usable_named(&mut self, inventory: &Inventory) {
-        let (Some(mut named), gpus @ 1..) = (self.named.take(), self.shape.gpus) else { return };
-        named.retain(|device| self.need(inventory.device(*device).kind).is_some());
+    /// Drops named devices that the class could not use, so that it never claims more than it can use.
+    fn retain_usable_named(&mut self, inventory: &DeviceInventory) {
+        let (Some(mut named_devices), gpus @ 1..) = (self.named_devices.take(), self.shape.gpus) else { return };
+        named_devices.retain(|device| self.need_on(inventory.device(*device).kind).is_some());
         let mut on_node: BTreeMap<NodeId, u32> = BTreeMap::new();
-        for device in &named {
+        for device in &named_devices {
             *on_node.entry(inventory.device(*device).node).or_default() += 1;
         }
         let most = on_node.values().copied().max().unwrap_or(0).min(u32::from(u16::MAX)) as u16;
-        if self.never.is_none() && most < gpus {
-            self.never = Some(Unsatisfiable::TooManyGpus { wanted: gpus, most });
+        if self.unsatisfiable.is_none() && most < gpus {
+            self.unsatisfiable = Some(Unsatisfiable::TooManyGpus { wanted: gpus, most });
         }
-        named.retain(|device| on_node[&inventory.device(*device).node] >= u32::from(gpus));
-        self.needs.retain(|need| named.iter().any(|device| inventory.device(*device).kind == need.kind));
-        self.named = Some(named);
+        named_devices.retain(|device| on_node[&inventory.device(*device).node] >= u32::from(gpus));
+        self.needs.retain(|need| named_devices.iter().any(|device| inventory.device(*device).kind == need.kind));
+        self.named_devices = Some(named_devices);
     }
 }
 
-/// All shapes seen, bounded: those nobody waits in are forgotten when there are too many.
+/// All known classes, bounded: classes without waiters are forgotten when there are too many.
 #[derive(Debug, Default)]
-pub(crate) struct Classes {
-    /// Looked up only, never walked: its order decides nothing.
-    known: HashMap<Shape, ClassId, BuildHasherDefault<DefaultHasher>>,
-    classes: Vec<Option<Class>>,
-    free: Vec<ClassId>,
-    /// Grows when classes are forgotten, so that what is kept per class elsewhere can follow.
+pub(crate) struct RequestClasses {
+    /// Only for lookups: its order decides nothing.
+    ids_by_shape: HashMap<RequestShape, RequestClassId, BuildHasherDefault<DefaultHasher>>,
+    classes: Vec<Option<RequestClass>>,
+    free_ids: Vec<RequestClassId>,
+    /// Grows when classes are forgotten, so that caches keyed by class can follow.
     pub generation: u64,
 }
 
-impl Classes {
-    pub fn get(&self, id: ClassId) -> &Class {
+impl RequestClasses {
+    pub fn get(&self, id: RequestClassId) -> &RequestClass {
         match &self.classes[id.0 as usize] {
             Some(class) => class,
-            None => unreachable!("class {} is kept while it is used", id.0),
+            None => unreachable!("class {} exists while it is used", id.0),
         }
     }
 
-    pub fn get_mut(&mut self, id: ClassId) -> &mut Class {
+    pub fn get_mut(&mut self, id: RequestClassId) -> &mut RequestClass {
         match &mut self.classes[id.0 as usize] {
             Some(class) => class,
-            None => unreachable!("class {} is kept while it is used", id.0),
+            None => unreachable!("class {} exists while it is used", id.0),
         }
     }
 
-    /// The class of a shape, judged against the current inventory.
-    pub fn intern(&mut self, shape: Shape, inventory: &Inventory) -> ClassId {
-        let id = match self.known.get(&shape) {
+    /// Returns the class of a shape, assessed against the current inventory.
+    pub fn intern(&mut self, shape: RequestShape, inventory: &DeviceInventory) -> RequestClassId {
+        let id = match self.ids_by_shape.get(&shape) {
             Some(&id) => id,
             None => self.insert(shape),
         };
-        self.judge(id, inventory);
+        self.refresh(id, inventory);
         id
     }
 
-    /// Judges a class anew where facts changed since.
-    pub fn judge(&mut self, id: ClassId, inventory: &Inventory) {
+    /// Assesses a class again if facts have changed since.
+    pub fn refresh(&mut self, id: RequestClassId, inventory: &DeviceInventory) {
         let class = self.get_mut(id);
-        if class.judged_at != Some(inventory.version) {
-            class.judge(inventory);
+        if class.assessed_version != Some(inventory.version) {
+            class.assess(inventory);
         }
     }
 
-    /// A class as the current inventory has it, without keeping that.
-    pub fn judged(&self, id: ClassId, inventory: &Inventory) -> Cow<'_, Class> {
+    /// Returns a class as the current inventory has it, without storing the result.
+    pub fn get_fresh(&self, id: RequestClassId, inventory: &DeviceInventory) -> Cow<'_, RequestClass> {
         let class = self.get(id);
-        if class.judged_at == Some(inventory.version) {
+        if class.assessed_version == Some(inventory.version) {
             return Cow::Borrowed(class);
         }
         let mut class = class.clone();
-        class.judge(inventory);
+        class.assess(inventory);
         Cow::Owned(class)
     }
 
-    /// The class of a shape, where it is known.
-    pub fn find(&self, shape: &Shape) -> Option<ClassId> {
-        self.known.get(shape).copied()
+    /// Returns the class of a shape, if it is known.
+    pub fn find(&self, shape: &RequestShape) -> Option<RequestClassId> {
+        self.ids_by_shape.get(shape).copied()
     }
 
-    /// The queue was emptied.
-    pub fn nobody_waits(&mut self) {
+    /// Resets the waiter counts after the queue was emptied.
+    pub fn clear_waiters(&mut self) {
         for class in self.classes.iter_mut().flatten() {
-            class.waiting = 0;
+            class.waiter_count = 0;
         }
     }
 
-    fn insert(&mut self, shape: Shape) -> ClassId {
-        if self.known.len() >= limits::CLASSES {
+    fn insert(&mut self, shape: RequestShape) -> RequestClassId {
+        if self.ids_by_shape.len() >= limits::MAX_CLASSES {
             self.forget_unused();
         }
-        let class = Class {
+        let class = RequestClass {
             shape: shape.clone(),
             needs: Vec::new(),
-            hosts: Vec::new(),
-            named: None,
-            never: None,
-            most_held: Share::ZERO,
-            models: 0,
-            waiting: 0,
-            judged_at: None,
+            host_shapes: Vec::new(),
+            named_devices: None,
+            unsatisfiable: None,
+            max_held: Share::ZERO,
+            model_count: 0,
+            waiter_count: 0,
+            assessed_version: None,
         };
-        let id = self.free.pop().unwrap_or_else(|| {
+        let id = self.free_ids.pop().unwrap_or_else(|| {
             self.classes.push(None);
-            ClassId(self.classes.len() as u32 - 1)
+            RequestClassId(self.classes.len() as u32 - 1)
         });
         self.classes[id.0 as usize] = Some(class);
-        self.known.insert(shape, id);
+        self.ids_by_shape.insert(shape, id);
         id
     }
 
     fn forget_unused(&mut self) {
         self.generation += 1;
         for (number, slot) in self.classes.iter_mut().enumerate() {
-            if let Some(class) = slot.take_if(|class| class.waiting == 0) {
-                self.known.remove(&class.shape);
-                self.free.push(ClassId(number as u32));
+            if let Some(class) = slot.take_if(|class| class.waiter_count == 0) {
+                self.ids_by_shape.remove(&class.shape);
+                self.free_ids.push(RequestClassId(number as u32));
             }
         }
     }
 }
 
-/// Everything about a request that decides where it may go.
+/// Every property of a request that decides about its placement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct RequestShape {
     pub gpus: u16,
     pub amount: RequestedAmount,
     pub isolation: IsolationLevel,
@@ -226,10 +227,10 @@ pub(crate) struct Shape {
     pub node_selector: Arc<Labels>,
     pub preferred: Arc<[Arc<str>]>,
     pub max_allocations: Option<u16>,
-    sharers: u32,
+    max_sharers: u32,
 }
 
-impl Shape {
+impl RequestShape {
     pub fn of(request: &Request, policy: &RequestPolicy) -> Self {
         Self {
             gpus: request.gpus,
@@ -243,11 +244,11 @@ impl Shape {
             node_selector: policy.node_selector.clone(),
             preferred: policy.preferred_models.clone(),
             max_allocations: policy.max_allocations,
-            sharers: policy.sharers(),
+            max_sharers: policy.max_sharers(),
         }
     }
 
-    /// Whether it takes anything of the host.
+    /// Whether it needs host CPUs or host memory.
     pub fn needs_host(&self) -> bool {
         !self.cpus.is_zero() || !self.host_memory.is_zero()
     }
@@ -257,7 +258,7 @@ impl Shape {
         matches!(self.amount, RequestedAmount::Memory(_) | RequestedAmount::Both(..))
     }
 
-    /// The least share that it takes of any device.
+    /// Returns the smallest share that it takes of any device.
     pub fn least_share(&self) -> Share {
         match self.amount {
             RequestedAmount::Whole => Share::WHOLE,
@@ -268,16 +269,16 @@ impl Shape {
     }
 
     fn equal_share(&self) -> Share {
-        Share((Share::WHOLE.0 / self.sharers).max(1))
+        Share((Share::WHOLE.0 / self.max_sharers).max(1))
     }
 
-    /// What it takes of a device of this kind; `None` where such a device can never give it.
-    fn need(&self, kind: KindId, facts: &DeviceFacts) -> Option<Need> {
+    /// Returns the need on a device of this kind, or `None` if such a device can never satisfy it.
+    fn need_on(&self, kind: DeviceKindId, facts: &DeviceFacts) -> Option<DeviceNeed> {
         let capacity = facts.memory_capacity();
         let preferred = self.preferred.iter().any(|model| facts.is_model(model));
         if !facts.is_divisible() {
-            let taken = self.takes_whole_partition(facts)?;
-            return Some(Need { kind, share: Share::WHOLE, memory: taken, preferred });
+            let taken = self.whole_partition_memory(facts)?;
+            return Some(DeviceNeed { kind, share: Share::WHOLE, memory: taken, preferred });
         }
         let (share, memory) = match self.amount {
             RequestedAmount::Whole | RequestedAmount::Share(Share::WHOLE) => (Share::WHOLE, capacity),
@@ -296,12 +297,12 @@ impl Shape {
                 (share, Some(if share == Share::WHOLE { all } else { memory }))
             }
         };
-        Some(Need { kind, share, memory: memory.unwrap_or_default(), preferred })
+        Some(DeviceNeed { kind, share, memory: memory.unwrap_or_default(), preferred })
     }
 
-    /// The memory of a partition that is only taken as it is, where it is what was asked for: at least the share of a
-    /// whole GPU, and not a whole GPU for less.
-    fn takes_whole_partition(&self, facts: &DeviceFacts) -> Option<Bytes> {
+    /// Returns the memory of an indivisible partition if the partition fits: it is at least the requested share of a
+    /// whole GPU, and it is not a whole GPU for a smaller share.
+    fn whole_partition_memory(&self, facts: &DeviceFacts) -> Option<Bytes> {
         let (share, memory) = match self.amount {
             RequestedAmount::Whole => (Share::WHOLE, Bytes::ZERO),
             RequestedAmount::Share(share) => (share, Bytes::ZERO),
@@ -317,37 +318,37 @@ impl Shape {
     }
 }
 
-/// What a class takes of one device of a kind.
+/// Part of a device of one kind that a class takes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Need {
-    pub kind: KindId,
+pub(crate) struct DeviceNeed {
+    pub kind: DeviceKindId,
     pub share: Share,
-    /// Zero where the kind's memory is unknown.
+    /// Zero if the kind's memory is unknown.
     pub memory: Bytes,
     /// Whether the policy prefers this kind.
     pub preferred: bool,
 }
 
-fn named_devices(select: &DeviceSelector, inventory: &Inventory) -> Vec<DeviceId> {
-    let named = |slot: &DeviceSlot| {
+fn find_named_devices(select: &DeviceSelector, inventory: &DeviceInventory) -> Vec<DeviceId> {
+    let is_named = |slot: &DeviceSlot| {
         let by_number = select.gpu_ids.is_empty() || select.gpu_ids.contains(&slot.gpu_id);
         let by_uuid = select.uuids.is_empty()
             || matches!(&slot.facts.identity, DeviceIdentity::Uuid(uuid) if select.uuids.contains(uuid));
         by_number && by_uuid
     };
-    inventory.devices.iter().filter(|(_, slot)| named(slot)).map(|(id, _)| DeviceId(id)).collect()
+    inventory.devices.iter().filter(|(_, slot)| is_named(slot)).map(|(id, _)| DeviceId(id)).collect()
 }
 
-/// What became of a shape at every kind and node shape, so that a refusal can say what was missing.
-struct Judgement<'a> {
-    shape: &'a Shape,
-    pub needs: Vec<Need>,
-    pub hosts: Vec<bool>,
+/// Assessment of a shape against every device kind and node shape, for a refusal that names what is missing.
+struct ClassFeasibility<'a> {
+    shape: &'a RequestShape,
+    pub needs: Vec<DeviceNeed>,
+    pub host_shapes: Vec<bool>,
     any_device: bool,
     any_selected: bool,
     any_isolating: bool,
     any_memory_known: bool,
-    /// The largest part of a GPU that devices which are only taken as they are come in; 0 where there are none.
+    /// Largest indivisible device, as a part of a GPU; 0 if there is none.
     largest_part: Share,
     most_memory: Bytes,
     most_gpus: u16,
@@ -355,12 +356,12 @@ struct Judgement<'a> {
     most_host_memory: Bytes,
 }
 
-impl<'a> Judgement<'a> {
-    pub fn of(shape: &'a Shape, named: Option<&[DeviceId]>, inventory: &Inventory) -> Self {
-        let mut judged = Self {
+impl<'a> ClassFeasibility<'a> {
+    pub fn assess(shape: &'a RequestShape, named: Option<&[DeviceId]>, inventory: &DeviceInventory) -> Self {
+        let mut assessed = Self {
             shape,
             needs: Vec::new(),
-            hosts: vec![false; inventory.shapes.len()],
+            host_shapes: vec![false; inventory.shapes.len()],
             any_device: !inventory.devices.is_empty(),
             any_selected: false,
             any_isolating: false,
@@ -372,27 +373,27 @@ impl<'a> Judgement<'a> {
             most_host_memory: Bytes::ZERO,
         };
         let named_kinds = named.map(|named| named.iter().map(|d| inventory.device(*d).kind).collect::<Vec<_>>());
-        let is_named = |kind: KindId| named_kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind));
+        let is_named = |kind: DeviceKindId| named_kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind));
         for (number, node_shape) in inventory.shapes.iter().enumerate() {
             if !labels_match(&node_shape.labels, &shape.node_selector) {
                 continue;
             }
-            let fitting: Vec<(Need, u32)> = node_shape
+            let fitting: Vec<(DeviceNeed, u32)> = node_shape
                 .kinds
                 .iter()
                 .filter(|(kind, _)| is_named(*kind))
                 .filter_map(|&(id, count)| {
                     let kind = &inventory.kinds[id.0 as usize];
-                    Some((judged.kind(id, kind, node_shape)?, count))
+                    Some((assessed.assess_kind(id, kind, node_shape)?, count))
                 })
                 .collect();
-            judged.node_shape(number, node_shape, fitting);
+            assessed.assess_node_shape(number, node_shape, fitting);
         }
-        judged.needs.sort_unstable_by_key(|need| need.kind);
-        judged
+        assessed.needs.sort_unstable_by_key(|need| need.kind);
+        assessed
     }
 
-    fn kind(&mut self, id: KindId, kind: &Kind, node_shape: &NodeShape) -> Option<Need> {
+    fn assess_kind(&mut self, id: DeviceKindId, kind: &DeviceKind, node_shape: &NodeShape) -> Option<DeviceNeed> {
         let (select, facts) = (&self.shape.select, &kind.facts);
         let label = |key, value| facts.labels.get(key) == Some(value) || node_shape.labels.get(key) == Some(value);
         let selected = select.vendor.is_none_or(|vendor| vendor == facts.vendor)
@@ -412,10 +413,10 @@ impl<'a> Judgement<'a> {
         }
         self.any_memory_known |= facts.memory.is_some();
         self.most_memory = self.most_memory.max(facts.memory_capacity().unwrap_or_default());
-        self.shape.need(id, facts)
+        self.shape.need_on(id, facts)
     }
 
-    fn node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(Need, u32)>) {
+    fn assess_node_shape(&mut self, number: usize, node_shape: &NodeShape, fitting: Vec<(DeviceNeed, u32)>) {
         let gpus: u32 = fitting.iter().map(|(_, count)| count).sum();
         let gpus = gpus.min(u32::from(u16::MAX)) as u16;
         self.most_gpus = self.most_gpus.max(gpus);
@@ -425,16 +426,16 @@ impl<'a> Judgement<'a> {
         self.most_cpus = self.most_cpus.max(node_shape.cpus);
         self.most_host_memory = self.most_host_memory.max(node_shape.memory);
         if self.shape.cpus <= node_shape.cpus && self.shape.host_memory <= node_shape.memory {
-            self.hosts[number] = true;
+            self.host_shapes[number] = true;
             if self.shape.gpus > 0 {
                 self.needs.extend(fitting.into_iter().map(|(need, _)| need));
             }
         }
     }
 
-    pub fn never(&self) -> Option<Unsatisfiable> {
+    pub fn refusal(&self) -> Option<Unsatisfiable> {
         let shape = self.shape;
-        if self.hosts.contains(&true) {
+        if self.host_shapes.contains(&true) {
             return None;
         }
         if shape.gpus > 0 {
@@ -472,7 +473,7 @@ impl<'a> Judgement<'a> {
     }
 }
 
-fn models_among(needs: &[Need], inventory: &Inventory) -> usize {
+fn count_models(needs: &[DeviceNeed], inventory: &DeviceInventory) -> usize {
     let mut models: Vec<&str> = needs.iter().map(|need| &*inventory.kinds[need.kind.0 as usize].facts.model).collect();
     models.sort_unstable();
     models.dedup();

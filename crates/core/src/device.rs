@@ -1,4 +1,4 @@
-//! What a device and a node *are*: facts that change rarely, health, and the links between devices.
+//! Facts of devices and nodes, which change rarely, their health, and the links between devices.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,26 +6,26 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{GpuId, Labels};
-use crate::request::{IsolationLevel, spelled};
+use crate::request::{IsolationLevel, named_variants};
 use crate::units::{Bytes, MilliCpus, Share};
 
-/// Who made a device.
+/// Vendor of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Vendor {
     Nvidia,
     Amd,
     Intel,
-    /// Anybody else.
+    /// Any vendor not listed.
     Other,
 }
 
-spelled!(Vendor, "vendor", Nvidia => "nvidia", Amd => "amd", Intel => "intel", Other => "other");
+named_variants!(Vendor, "vendor", Nvidia => "nvidia", Amd => "amd", Intel => "intel", Other => "other");
 
-/// A place on the PCI bus, parsed to numbers so that its many spellings compare equal.
+/// PCI address, parsed to numbers so that all spellings compare equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PciAddress {
-    /// PCI domain; above 0xFFFF on some clouds.
+    /// May exceed 0xFFFF on some clouds.
     pub domain: u32,
     pub bus: u8,
     pub device: u8,
@@ -38,15 +38,15 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// What makes a device the same device after a restart.
+/// Identity of a device across restarts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceIdentity {
     Uuid(Arc<str>),
-    /// Where there is none: the PCI address and the partition on it.
+    /// PCI address and partition, for devices without a UUID.
     Pci {
         address: PciAddress,
-        /// Which partition, where the device is split.
+        /// Partition number, if the device is split.
         partition: Option<u16>,
     },
 }
@@ -61,47 +61,47 @@ impl fmt::Display for DeviceIdentity {
     }
 }
 
-/// How much memory a device has, and how much of it the driver keeps.
+/// Total memory of a device and the part that the driver reserves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DeviceMemory {
-    /// All of it.
+    /// Installed memory.
     pub total: Bytes,
-    /// What the driver keeps for itself; not for sale.
+    /// Memory that the driver keeps for itself; it is never promised.
     pub reserved: Bytes,
 }
 
 impl DeviceMemory {
-    /// What can be promised: total − reserved.
+    /// Returns the memory that can be promised: total − reserved.
     pub const fn capacity(self) -> Bytes {
         self.total.saturating_sub(self.reserved)
     }
 }
 
-/// Set for a device that is a part of a larger one (MIG instance, AMD partition).
+/// Partition of a larger device (MIG instance, AMD partition).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PartitionFacts {
-    /// The device it is a part of.
+    /// Device that contains the partition.
     pub parent: DeviceIdentity,
-    /// The vendor's name of the cut: `1g.10gb`, `CPX`.
+    /// The vendor's profile name: `1g.10gb`, `CPX`.
     pub profile: Arc<str>,
-    /// How much of the parent it is.
+    /// Size as a share of the parent.
     pub of_parent: Share,
 }
 
-/// Which kinds of isolation a device can really give.
+/// Isolation that a device can enforce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct IsolationSupport {
     /// NVIDIA's Multi-Process Service.
     pub mps: bool,
-    /// The device is a MIG instance.
+    /// Whether the device is a MIG instance.
     pub mig: bool,
 }
 
 impl IsolationSupport {
-    /// Time slicing by the driver, which every GPU does, and nothing more.
+    /// Time slicing by the driver only, which every GPU supports.
     pub const BASIC: Self = Self { mps: false, mig: false };
 
-    /// Whether `isolation` can be given.
+    /// Whether the device supports `isolation`.
     pub const fn supports(self, isolation: IsolationLevel) -> bool {
         match isolation {
             IsolationLevel::None | IsolationLevel::TimeSlicing => true,
@@ -111,47 +111,47 @@ impl IsolationSupport {
     }
 }
 
-/// What a device is.
+/// Facts about a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DeviceFacts {
-    /// What makes it the same device tomorrow.
+    /// Identity that survives restarts.
     pub identity: DeviceIdentity,
     pub vendor: Vendor,
-    /// Its name as the driver gives it.
+    /// Model name as the driver reports it.
     pub model: Arc<str>,
-    /// Its memory; `None` where it has none of its own (unified memory), then it is schedulable by share only.
+    /// Memory; `None` for unified memory, which makes the device schedulable by share only.
     pub memory: Option<DeviceMemory>,
-    /// Set where it is a part of a larger device.
+    /// Set for a partition of a larger device.
     pub partition: Option<PartitionFacts>,
     pub isolation: IsolationSupport,
     pub labels: Labels,
 }
 
 impl DeviceFacts {
-    /// How much of a whole GPU it is.
+    /// Returns its size as a share of a whole GPU.
     pub fn share_of_gpu(&self) -> Share {
         self.partition.as_ref().map_or(Share::WHOLE, |partition| partition.of_parent)
     }
 
-    /// Whether parts of it can be had. AMD's partitions are taken as they are: SPX whole, CPX in eighths.
+    /// Whether leases can hold a part of it. AMD partitions are indivisible: SPX is a whole GPU, CPX an eighth.
     pub fn is_divisible(&self) -> bool {
         self.vendor != Vendor::Amd || self.partition.is_none()
     }
 
-    /// What can be promised of its memory, where that is known.
+    /// Returns the memory that can be promised, if it is known.
     pub fn memory_capacity(&self) -> Option<Bytes> {
         self.memory.map(DeviceMemory::capacity)
     }
 
-    /// Whether a name a person typed means this model: all of it, or whole words of it, in any case.
+    /// Whether `wanted` names this model: the full name, or whole words of it, in any case.
     ///
-    /// `H100` means `NVIDIA H100 80GB HBM3`; `A10` does not mean `NVIDIA A100`.
+    /// `H100` matches `NVIDIA H100 80GB HBM3`; `A10` does not match `NVIDIA A100`.
     pub fn is_model(&self, wanted: &str) -> bool {
         model_matches(&self.model, wanted)
     }
 }
 
-/// Whether a name a person typed means this model: see [`DeviceFacts::is_model`].
+/// Whether `wanted` names this model; see [`DeviceFacts::is_model`].
 pub fn model_matches(model: &str, wanted: &str) -> bool {
     fn words(s: &str) -> Vec<&str> {
         s.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect()
@@ -164,51 +164,49 @@ pub fn model_matches(model: &str, wanted: &str) -> bool {
     !wanted.is_empty() && words(model).windows(wanted.len()).any(is_wanted)
 }
 
-/// Whether a device can be trusted with new work. Kept apart from readings: a device may be well and unreadable.
+/// Health of a device. Separate from readings: a healthy device may be unreadable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceHealth {
-    /// Takes work.
+    /// Takes new work.
     Healthy,
-    /// Takes no new work until it is healthy again; the text says why.
+    /// Takes no new work until it is healthy again; the text is the reason.
     Unhealthy(Arc<str>),
-    /// Not there any more (fell off the bus, vanished); may come back.
+    /// Fell off the bus or vanished; it may come back.
     Lost,
 }
 
-/// Whether an administrator lets a device take new work.
+/// Administrator's decision about new work on a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CordonState {
-    /// It does.
+    /// Takes new work.
     #[default]
     Open,
-    /// No new work; what runs goes on.
+    /// Takes no new work; running work continues.
     Cordoned,
 }
 
-/// How two devices of a node are joined, nearest first.
+/// Connection between two devices of a node, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkKind {
-    /// NVLink, with so many lanes bonded.
+    /// NVLink with this number of bonded lanes.
     NvLink(u8),
-    /// AMD's XGMI, over so many hops.
+    /// AMD XGMI over this number of hops.
     Xgmi(u8),
-    /// One PCIe switch.
     PcieSwitch,
-    /// Several PCIe switches, no host bridge.
+    /// Several PCIe switches, but no host bridge.
     PcieSwitches,
     /// A PCIe host bridge.
     HostBridge,
-    /// The same NUMA node.
     SameNuma,
-    /// Across NUMA nodes; also what is assumed where nothing is known.
+    /// Different NUMA nodes; also assumed for unknown links.
     CrossNuma,
 }
 
 impl LinkKind {
-    /// How far apart it puts two devices; smaller is closer.
+    /// Returns the distance between the two devices; smaller is closer.
     pub const fn distance(self) -> u16 {
         match self {
             Self::NvLink(lanes) => 20 - if lanes > 18 { 18 } else { lanes as u16 },
@@ -222,7 +220,7 @@ impl LinkKind {
     }
 }
 
-/// A link between two devices of one node.
+/// Link between two devices of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceLink {
     pub a: GpuId,
@@ -230,16 +228,16 @@ pub struct DeviceLink {
     pub kind: LinkKind,
 }
 
-/// What a node is.
+/// Facts about a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeFacts {
-    /// Its name, unique in the pool.
+    /// Name, unique in the pool.
     pub name: Arc<str>,
     /// Host CPUs that can be promised.
     pub cpus: MilliCpus,
     /// Host memory that can be promised.
     pub memory: Bytes,
-    /// Free-form labels. Keep them for groups of nodes: placement is indexed by what nodes have in common.
+    /// Free-form labels. Use them for groups of nodes: placement is indexed by the facts that nodes share.
     pub labels: Labels,
 }
 
@@ -248,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_meant_by_whole_words() {
+    fn a_model_is_matched_by_whole_words() {
         assert!(model_matches("NVIDIA H100 80GB HBM3", "h100"));
         assert!(model_matches("NVIDIA H100 80GB HBM3", "H100 80GB"));
         assert!(!model_matches("NVIDIA A100-SXM4-40GB", "A10"));

@@ -1,4 +1,4 @@
-//! Names and numbers that identify things, each a type of its own.
+//! Types for the names and numbers that identify nodes, devices and leases.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,27 +22,27 @@ macro_rules! number {
 }
 
 number! {
-    /// A node of the pool, numbered in the order of registration, which is also the order of `first-fit`.
+    /// Number of a node, in the order of registration, which is also the order of `first-fit`.
     NodeId(u32)
 }
 
 number! {
-    /// A device of the pool, numbered across all nodes in the order of registration.
+    /// Number of a device across all nodes, in the order of registration.
     DeviceId(u32)
 }
 
 number! {
-    /// A device's small number on its own node, stable across restarts: what people see and type.
+    /// Number of a device on its own node, stable across restarts: the one that people see and type.
     GpuId(u32)
 }
 
 number! {
-    /// A lease, from the moment it is asked for. Never reused.
+    /// Number of a lease, from its request on. Never reused.
     LeaseId(u64)
 }
 
 number! {
-    /// A fencing token: grows with every grant, never repeats, not across restarts either.
+    /// Fencing token: grows with every grant and never repeats, not even across restarts.
     Token(u64)
 }
 
@@ -61,7 +61,7 @@ impl DeviceId {
 /// Free-form `key=value` pairs on nodes, devices and requests.
 pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
 
-/// Whether `labels` holds every pair of `wanted`.
+/// Whether `labels` contains every pair of `wanted`.
 pub fn labels_match(labels: &Labels, wanted: &Labels) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }

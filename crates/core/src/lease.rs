@@ -1,4 +1,4 @@
-//! A lease: a request's life from the asking to the end, and what it holds meanwhile.
+//! Leases: the life of a request from its arrival to its end, and the devices it holds.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use crate::request::PlacementStrategy;
 use crate::row::LeaseRow;
 use crate::units::{Bytes, PoolTime, Share};
 
-/// Where a lease is in its life.
+/// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = State))]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
-    /// Waits its turn.
+    /// Waiting in the queue.
     Queued,
-    /// Granted to an asker that waits elsewhere too; held for its confirmation.
+    /// Granted to a client that also waits elsewhere; held for its confirmation.
     Offered,
-    /// Granted.
+    /// Granted and in use.
     Active,
     /// Ended by its owner, or because its process or connection is gone.
     Released,
-    /// Ended by the clock.
+    /// Ended by a deadline.
     Expired,
     /// Ended by an administrator.
     Revoked,
@@ -32,12 +32,12 @@ pub enum LeaseState {
 }
 
 impl LeaseState {
-    /// Whether it is over.
+    /// Whether the lease has ended.
     pub const fn is_ended(self) -> bool {
         matches!(self, Self::Released | Self::Expired | Self::Revoked | Self::Failed)
     }
 
-    /// Its published name.
+    /// Published name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -50,38 +50,38 @@ impl LeaseState {
         }
     }
 
-    /// Whether it holds devices (what drains after the end is not held).
+    /// Whether the lease holds devices. Devices that drain after the end are not held.
     pub const fn is_granted(self) -> bool {
         matches!(self, Self::Offered | Self::Active)
     }
 }
 
-/// Why a lease ended.
+/// Cause of the end of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndCause {
-    /// Its owner said so.
+    /// The owner released it.
     ByOwner,
-    /// Its process or connection is gone.
+    /// The process or connection that held it is gone.
     HolderGone,
-    /// Its heartbeat stopped.
+    /// The heartbeat stopped.
     TtlPassed,
-    /// It was held as long as it may be.
+    /// The lease reached its maximum duration.
     MaxDurationPassed,
-    /// It waited as long as it wanted to.
+    /// The request reached its wait limit.
     WaitLimitPassed,
-    /// It waited and nobody asked for it any more.
+    /// The waiting client stopped asking.
     Abandoned,
-    /// It was offered and not confirmed in time.
+    /// The offer was not confirmed in time.
     OfferLapsed,
-    /// An administrator took it back.
+    /// An administrator revoked it.
     Revoked,
-    /// A fault; the text says which.
+    /// A fault, with its description.
     Fault(Arc<str>),
 }
 
 impl EndCause {
-    /// The state a lease ends in for this cause.
+    /// Returns the state in which a lease ends for this cause.
     pub const fn state(&self) -> LeaseState {
         match self {
             Self::ByOwner | Self::HolderGone => LeaseState::Released,
@@ -94,84 +94,84 @@ impl EndCause {
     }
 }
 
-/// What a lease was promised on one device.
+/// Part of one device that is promised to a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DevicePromise {
     pub device: DeviceId,
     pub share: Share,
-    /// How much of its memory; zero where the device's memory is unknown.
+    /// Zero if the device's memory is unknown.
     pub memory: Bytes,
 }
 
-/// Which rule decided about a request: for the decision log.
+/// Rules that decided about a request, for the decision log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementDecision {
-    /// The policy that covered it.
+    /// Policy that applied.
     pub policy: Arc<str>,
-    /// The strategy that chose the place.
+    /// Strategy that chose the devices.
     pub strategy: PlacementStrategy,
-    /// How it came to its turn.
+    /// Reason for its turn.
     pub turn: QueueTurn,
 }
 
-/// How a granted request came to its turn.
+/// Reason why a granted request got its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueueTurn {
-    /// It found a place as it came.
+    /// Placed on arrival.
     OnArrival,
-    /// It was next in the queue.
+    /// Next in the queue.
     Next,
-    /// It passed requests that could not use those devices.
+    /// Passed requests that could not use those devices.
     PassedOthers,
-    /// It passed requests that could, but it ends before they can start.
+    /// Passed requests that could use those devices, but ends before they can start.
     EndsBeforeOthersStart,
 }
 
-/// Who keeps a lease alive without renewing it.
+/// Process, control group or connection that keeps a lease alive without renewals.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseHolder {
-    /// A process of the node: its id and start time, which together never repeat on one boot.
+    /// Process of the node: its id and start time, which together never repeat within one boot.
     Process {
         pid: u32,
         /// Start time in clock ticks since boot.
         started: u64,
     },
-    /// The same, of one that is not ended where the lease is taken back: it ends what runs under the lease.
+    /// Process that is not killed when the lease is revoked: it stops the work under the lease itself.
     Supervisor {
         pid: u32,
         /// Start time in clock ticks since boot.
         started: u64,
     },
-    /// Everything in a cgroup.
+    /// All processes of a control group.
     Cgroup(Arc<str>),
     Connection,
 }
 
-/// A request's life: what is kept of it, and what a restart starts anew.
+/// A lease: its committed row and the state that a restart begins anew.
 #[derive(Debug, Clone)]
 pub struct Lease {
-    /// What is kept; a lease reads as its row.
-    kept: LeaseRow,
-    /// When its heartbeat runs out; not while it has a holder.
+    /// A lease dereferences to its row.
+    row: LeaseRow,
+    /// Deadline for the next heartbeat; `None` while it has a holder.
     pub expires_at: Option<PoolTime>,
-    pub(crate) asked_at: PoolTime,
+    pub(crate) followed_at: PoolTime,
     pub(crate) deadline: Option<PoolTime>,
 }
 
 impl Lease {
-    /// A lease that goes on from its row: one full ttl, one full wait.
-    pub(crate) fn from_row(kept: LeaseRow, now: PoolTime) -> Self {
-        let expires_at = (kept.state == LeaseState::Active).then(|| now.after(kept.request.ttl));
-        Self { kept, expires_at, asked_at: now, deadline: None }
+    /// Continues a lease from its row with one full ttl and one full wait.
+    pub(crate) fn from_row(row: LeaseRow, now: PoolTime) -> Self {
+        let expires_at = (row.state == LeaseState::Active).then(|| now.after(row.request.ttl));
+        Self { row, expires_at, followed_at: now, deadline: None }
     }
 
     pub fn row(&self) -> &LeaseRow {
-        &self.kept
+        &self.row
     }
 
-    /// Ends at the latest at this time, by a promise that was made and not by a heartbeat that may go on.
+    /// Returns the latest possible end, by promises only: a heartbeat may go on forever.
     pub fn certain_end(&self) -> Option<PoolTime> {
         [self.hard_end, self.revoke_at].into_iter().flatten().min()
     }
@@ -181,12 +181,12 @@ impl Deref for Lease {
     type Target = LeaseRow;
 
     fn deref(&self) -> &LeaseRow {
-        &self.kept
+        &self.row
     }
 }
 
 impl DerefMut for Lease {
     fn deref_mut(&mut self) -> &mut LeaseRow {
-        &mut self.kept
+        &mut self.row
     }
 }

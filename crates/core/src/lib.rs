@@ -1,8 +1,8 @@
-//! The heart of gpupool: one pure state machine that decides who holds which GPU.
+//! Core of gpupool: a pure state machine that grants GPUs to requests.
 //!
-//! [`Pool::apply`] takes the time and a [`PoolCommand`] and gives an answer, effects and rows to keep. It does no I/O, reads
-//! no clock and draws no random numbers, so the agent of one box, the coordinator of a cluster, a client's own books,
-//! the trace simulator and the tests all run the same rules.
+//! [`Pool::apply`] takes the time and a [`PoolCommand`] and returns a reply, effects and rows to commit. It does no
+//! I/O, reads no clock and draws no random numbers, so the agent of one machine, the coordinator of a cluster, a client
+//! of plain statistics servers, the trace simulator and the tests all run the same rules.
 
 mod body;
 mod classes;

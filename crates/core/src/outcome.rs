@@ -1,4 +1,4 @@
-//! What comes of a command: an answer to whoever gave it, effects for whoever they concern, and rows to keep.
+//! Outcome of a command: a reply to the caller, effects for those concerned, and rows to commit.
 
 use std::sync::Arc;
 
@@ -11,51 +11,51 @@ use crate::request::{FieldError, IsolationLevel};
 use crate::row::PoolRow;
 use crate::units::{Bytes, MilliCpus, PoolTime, Share};
 
-/// What comes of one or several commands, besides the answers.
+/// Effects and rows of one or several commands.
 #[derive(Debug, Default, PartialEq)]
 pub struct ApplyOutcome {
     pub effects: Vec<PoolEffect>,
-    /// What to keep, in order: a later row about the same thing replaces an earlier one.
+    /// Rows to commit, in order: a later row about the same thing replaces an earlier one.
     pub rows: Vec<PoolRow>,
 }
 
 impl ApplyOutcome {
-    /// Makes it empty and keeps its space.
+    /// Empties the outcome and retains its memory.
     pub fn clear(&mut self) {
         self.effects.clear();
         self.rows.clear();
     }
 }
 
-/// Something that happened.
+/// A change of the pool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolEffect {
     /// A request waits.
     Queued { lease: LeaseId },
-    /// A request got its devices, and holds them for a confirmation until `until`.
+    /// A request got its devices and holds them for a confirmation until `until`.
     Offered { lease: LeaseId, token: Token, until: PoolTime, decision: Arc<PlacementDecision> },
     /// A request got its devices, or its offer was confirmed.
     Granted { lease: LeaseId, token: Token, decision: Arc<PlacementDecision> },
-    /// Its end was announced.
+    /// The end of a lease was announced.
     Revoking { lease: LeaseId, at: PoolTime },
-    /// It ended.
+    /// A lease ended.
     Ended { lease: LeaseId, cause: EndCause },
-    /// It ended, and its devices are not free yet: whatever of it still runs must go.
+    /// A lease ended, but its devices are not free yet: its remaining processes must go.
     Draining { lease: LeaseId },
-    /// What it held is free.
+    /// The devices of a lease are free.
     Freed { lease: LeaseId },
     /// Processes of an ended lease stayed; the device takes no new work until they are gone.
     Quarantined { device: DeviceId, lease: LeaseId },
     /// A device started or stopped taking new work.
     DeviceOpen {
         device: DeviceId,
-        /// Why not; `None` where it does.
+        /// Reason; `None` if it takes new work.
         closed: Option<DeviceClosure>,
     },
 }
 
-/// Why a device takes no new work at all.
+/// Reason why a device takes no new work at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceClosure {
@@ -67,67 +67,62 @@ pub enum DeviceClosure {
     Unhealthy,
     /// Hotter than 90 °C.
     Hot,
-    /// An administrator stopped it.
+    /// An administrator cordoned it.
     Cordoned,
     /// Processes of an ended lease stayed on it.
     Quarantined,
 }
 
-/// The answer to whoever gave a command.
+/// Reply to the caller of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandReply {
     Done,
-    /// About this lease; look at it for its state.
+    /// The lease of the command; its state is in the pool.
     Lease(LeaseId),
-    /// This node, with its devices in the order they were given.
+    /// The node, with its devices in the order of the command.
     Node(NodeId, Vec<DeviceId>),
 }
 
-/// Why a command was denied. No lease and no device changed.
+/// Reason why a command was denied. No lease and no device changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandDenied {
-    /// A field is out of its limits.
+    /// A field is outside its limits.
     #[error(transparent)]
     Invalid(#[from] FieldError),
-    /// A policy does not allow it.
+    /// A policy forbids it.
     #[error("policy {policy:?}: {rule}")]
     Policy { policy: Arc<str>, rule: PolicyViolation },
-    /// These devices can never satisfy it.
-    #[error("can never be satisfied here: {0}")]
+    /// The devices of this pool can never satisfy it.
+    #[error("this pool can never satisfy the request: {0}")]
     Unsatisfiable(Unsatisfiable),
-    /// Not now, and the request does not want to wait.
+    /// No capacity now, and the request does not wait.
     #[error("no capacity now, and the request does not wait")]
     NoCapacity,
-    /// Too many wait already.
+    /// The queue is full.
     #[error("the queue is full ({limit} requests wait)")]
     QueueFull { limit: usize },
-    /// There is no such lease, or it is long over.
-    #[error("there is no lease {0}")]
+    /// The lease does not exist or was forgotten.
+    #[error("lease {0} does not exist")]
     UnknownLease(LeaseId),
-    /// The token is not the lease's.
-    #[error("the token of lease {lease} is not {presented}")]
+    /// The token belongs to another lease.
+    #[error("token {presented} does not belong to lease {lease}")]
     Stale { lease: LeaseId, presented: Token },
-    /// The lease is over.
     #[error("lease {0} has ended")]
     Ended(LeaseId),
-    /// The lease is not in a state for that.
+    /// The lease is not granted, or its offer is not confirmed.
     #[error("lease {0} is not granted yet")]
     NotGranted(LeaseId),
-    /// There is no such device.
-    #[error("there is no device {0}")]
+    #[error("device {0} does not exist")]
     UnknownDevice(DeviceId),
-    /// There is no such node.
-    #[error("there is no node {0}")]
+    #[error("node {0} does not exist")]
     UnknownNode(NodeId),
-    /// The device cannot be forgotten.
     #[error("device {device} cannot be forgotten: {why}")]
     DeviceInUse { device: DeviceId, why: InUseReason },
-    /// The node cannot be forgotten.
     #[error("node {node} cannot be forgotten: {why}")]
     NodeInUse { node: NodeId, why: InUseReason },
 }
 
-/// The reason why a device or a node cannot be forgotten.
+/// Reason why a device or a node cannot be forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InUseReason {
     #[error("lease {0} holds it; release or revoke the lease first")]
@@ -136,47 +131,47 @@ pub enum InUseReason {
     Draining(LeaseId),
     #[error("it is quarantined because processes of lease {0} stayed")]
     Quarantined(LeaseId),
-    #[error("it is there and would be registered again; it can be forgotten once it is lost or its node is down")]
+    #[error("it is present and would be registered again; forget it once it is lost or its node is down")]
     Present,
 }
 
-/// What no device here, free or not, can give.
+/// Requirement that no device of the pool can satisfy, free or not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsatisfiable {
-    /// The pool has no device at all.
-    #[error("there are no GPUs")]
+    /// The pool has no devices.
+    #[error("the pool has no GPUs")]
     NoDevices,
-    /// No device is selected.
+    /// No device matches the selector.
     #[error("no GPU matches the selection")]
     NothingSelected,
-    /// No node has so many of the selected devices.
-    #[error("{wanted} GPUs on one node are asked for, the largest has {most} that match")]
+    /// No node has this many matching devices.
+    #[error("{wanted} GPUs on one node requested; the largest node has {most} that match")]
     TooManyGpus { wanted: u16, most: u16 },
-    /// No selected device has so much memory.
-    #[error("{wanted} of GPU memory are asked for, the largest matching GPU can promise {most}")]
+    /// No matching device has this much memory.
+    #[error("{wanted} of GPU memory requested; the largest matching GPU has {most}")]
     TooMuchMemory { wanted: Bytes, most: Bytes },
-    /// Selected devices do not know their memory.
-    #[error("the matching GPUs do not report their memory (unified memory): ask for a fraction instead")]
+    /// The matching devices do not report their memory.
+    #[error("the matching GPUs do not report their memory (unified memory); ask for a fraction instead")]
     MemoryUnknown,
-    /// Selected devices are partitions that are only taken as they are.
-    #[error("the matching GPUs come only in parts of {part}: ask for that fraction (1 is a whole GPU)")]
+    /// The matching devices are indivisible partitions.
+    #[error("the matching GPUs are indivisible parts of {part}; ask for that fraction (1 is a whole GPU)")]
     Indivisible {
-        /// The largest there are, as a part of a whole GPU.
+        /// Largest partition, as a share of a whole GPU.
         part: Share,
     },
-    /// No selected device can isolate so.
-    #[error("no matching GPU can give isolation {0}; none and time-slicing are always possible")]
+    /// No matching device supports this isolation.
+    #[error("no matching GPU supports isolation {0}; none and time-slicing are always possible")]
     Isolation(IsolationLevel),
-    /// No node has so many CPUs.
-    #[error("{wanted} host CPUs are asked for, the largest matching node has {most}")]
+    /// No node has this many CPUs.
+    #[error("{wanted} host CPUs requested; the largest matching node has {most}")]
     TooManyCpus { wanted: MilliCpus, most: MilliCpus },
-    /// No node has so much memory.
-    #[error("{wanted} of host memory are asked for, the largest matching node has {most}")]
+    /// No node has this much memory.
+    #[error("{wanted} of host memory requested; the largest matching node has {most}")]
     TooMuchHostMemory { wanted: Bytes, most: Bytes },
-    /// More than the owner may ever hold.
-    #[error("{wanted} GPUs are asked for, the owner's quota is {quota}")]
+    /// The request exceeds the owner's quota by itself.
+    #[error("{wanted} GPUs requested; the owner's quota is {quota}")]
     OverQuota { wanted: Share, quota: Share },
-    /// Each wish could be met somewhere, all of them nowhere.
-    #[error("no node has the GPUs, CPUs and memory together")]
+    /// Every requirement can be met on some node, but no node meets all of them.
+    #[error("no single node has the GPUs, CPUs and memory")]
     NotTogether,
 }

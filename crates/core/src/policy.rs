@@ -1,4 +1,4 @@
-//! Rules an operator sets: what a class of requests may ask for, how it is placed, quotas, and the order of the queue.
+//! Rules of the operator: limits and placement per class of requests, quotas, and the order of the queue.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,17 +9,14 @@ use crate::ids::{Labels, labels_match};
 use crate::request::{FieldError, IsolationLevel, PlacementStrategy, Request, RequestedAmount};
 use crate::units::{Bytes, Millis, Share};
 
-/// The size of a wish, by which policies can choose.
+/// Size of a request, by which policies can select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestSize {
-    /// Host resources only.
     HostOnly,
-    /// A part of one GPU, or parts of several.
+    /// Parts of one or several GPUs.
     Part,
-    /// One whole GPU.
     Whole,
-    /// Several whole GPUs.
     Several,
 }
 
@@ -40,62 +37,62 @@ impl RequestSize {
     }
 }
 
-/// Which requests a policy is for; empty means all.
+/// Requests that a policy applies to; empty matches all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PolicyMatch {
-    /// Only these owners'.
+    /// Only requests of these owners.
     pub owners: Vec<Arc<str>>,
-    /// Only of these sizes.
+    /// Only requests of these sizes.
     pub sizes: Vec<RequestSize>,
-    /// Only those that carry these labels.
+    /// Only requests with these labels.
     pub labels: Labels,
 }
 
 impl PolicyMatch {
-    fn covers(&self, request: &Request) -> bool {
+    fn matches(&self, request: &Request) -> bool {
         (self.owners.is_empty() || self.owners.contains(&request.owner))
             && (self.sizes.is_empty() || self.sizes.contains(&RequestSize::of(request)))
             && labels_match(&request.labels, &self.labels)
     }
 }
 
-/// What one class of requests may ask for and how it is placed.
+/// Limits and placement for one class of requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestPolicy {
-    /// What people call it; the decision log names it.
+    /// Name in messages and in the decision log.
     pub name: Arc<str>,
-    /// Which requests it is for.
+    /// Requests that the policy applies to.
     pub applies_to: PolicyMatch,
-    /// The strategy, where the request names none.
+    /// Strategy for requests that name none.
     pub strategy: Option<PlacementStrategy>,
     /// Smallest share of a GPU.
     pub min_share: Option<Share>,
-    /// Largest share of a GPU; whole GPUs are above any smaller one.
+    /// Largest share of a GPU; a whole GPU exceeds any smaller value.
     pub max_share: Option<Share>,
-    /// Most memory of a GPU.
+    /// Largest amount of GPU memory.
     pub max_memory: Option<Bytes>,
-    /// Whether parts of GPUs may be had at all.
+    /// Whether requests may ask for parts of GPUs.
     pub sharing_allowed: bool,
-    /// Which isolation may be asked for; empty means any.
+    /// Permitted isolation; empty permits any.
     pub isolation_allowed: Vec<IsolationLevel>,
     /// Added to the request's priority.
     pub priority_boost: i32,
-    /// Longest time a lease may be held; also set where the request names none.
+    /// Longest time a lease may be held; also applies to requests that name none.
     pub max_duration: Option<Millis>,
-    /// Only nodes that carry these labels.
+    /// Only nodes with these labels.
     pub node_selector: Arc<Labels>,
-    /// Models to take first, where they are free.
+    /// Models that are tried first.
     pub preferred_models: Arc<[Arc<str>]>,
-    /// Leases that may share one device with this one; `None` for no limit.
+    /// Largest number of leases on one device; `None` for no limit.
     pub max_allocations: Option<u16>,
     /// Whether a request must ask for a GPU.
     pub gpu_required: bool,
 }
 
 impl Default for RequestPolicy {
-    /// The rules at the API: a tenth of a GPU at least, at least one GPU, ten allocations a device.
+    /// The rules at the API: at least one GPU, at least a tenth of it, and ten allocations per device.
     fn default() -> Self {
         Self {
             name: Arc::from("default"),
@@ -117,7 +114,7 @@ impl Default for RequestPolicy {
 }
 
 impl RequestPolicy {
-    /// No rules: any share, host-only requests, no limit on allocations. What simulation runs under.
+    /// No rules, as in simulations: any share, host-only requests, no limit on allocations.
     pub fn unlimited() -> Self {
         Self {
             name: Arc::from("unlimited"),
@@ -128,7 +125,8 @@ impl RequestPolicy {
         }
     }
 
-    /// The strategy for `request`: its own, else this policy's, else `least-used` for whole GPUs and `best-fit` for parts.
+    /// Returns the strategy for `request`: its own, else the policy's, else `least-used` for whole GPUs and `best-fit`
+    /// for parts.
     pub(crate) fn strategy_for(&self, request: &Request) -> PlacementStrategy {
         let by_size = || match RequestSize::of(request) {
             RequestSize::Part => PlacementStrategy::BestFit,
@@ -137,25 +135,25 @@ impl RequestPolicy {
         request.strategy.or(self.strategy).unwrap_or_else(by_size)
     }
 
-    /// How long a lease may be held under this policy: what the request says, what the policy says, or nothing.
-    pub(crate) fn held_at_most(&self, request: &Request) -> Option<Millis> {
+    /// Returns the longest time a lease may be held, by the request and the policy.
+    pub(crate) fn hold_limit(&self, request: &Request) -> Option<Millis> {
         [request.max_duration, self.max_duration].into_iter().flatten().min()
     }
 
-    /// How many leases may share a device, for [`RequestedAmount::Shared`].
-    pub(crate) fn sharers(&self) -> u32 {
+    /// Returns the number of leases that may share a device, for [`RequestedAmount::Shared`].
+    pub(crate) fn max_sharers(&self) -> u32 {
         u32::from(self.max_allocations.unwrap_or(10).max(1))
     }
 
-    /// The rule that `request` breaks, if any.
-    pub(crate) fn broken_by(&self, request: &Request) -> Option<PolicyViolation> {
+    /// Returns the rule that `request` violates, if any.
+    pub(crate) fn find_violation(&self, request: &Request) -> Option<PolicyViolation> {
         if request.gpus == 0 {
             return self.gpu_required.then_some(PolicyViolation::GpuRequired);
         }
         let share = match request.amount {
             RequestedAmount::Whole => Some(Share::WHOLE),
             RequestedAmount::Share(share) | RequestedAmount::Both(share, _) => Some(share),
-            RequestedAmount::Shared => Some(Share(Share::WHOLE.0 / self.sharers())),
+            RequestedAmount::Shared => Some(Share(Share::WHOLE.0 / self.max_sharers())),
             RequestedAmount::Memory(_) => None,
         };
         if let Some(asked) = share {
@@ -182,40 +180,33 @@ impl RequestPolicy {
     }
 }
 
-/// The rule of a policy that a request breaks: which field, what it was, what it may be.
+/// Rule of a policy that a request violates: the field, its value, and the permitted values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyViolation {
-    /// A GPU must be asked for.
     #[error("gpus: 0 is not allowed, it must be at least 1")]
     GpuRequired,
-    /// The share is too small.
     #[error("fraction: {asked} is not allowed, it must be at least {least}")]
     MinShare { asked: Share, least: Share },
-    /// The share is too large.
     #[error("fraction: {asked} is not allowed, it must be at most {most}")]
     MaxShare { asked: Share, most: Share },
-    /// The memory is too much.
-    #[error("memory_mib: {asked} are not allowed, it must be at most {most}")]
+    #[error("memory_mib: {asked} is not allowed, it must be at most {most}")]
     MaxMemory { asked: Bytes, most: Bytes },
-    /// Parts are not allowed.
-    #[error("parts of a GPU are not allowed, leave out fraction, memory_mib and sharing for a whole one")]
+    #[error("parts of a GPU are not allowed; leave out fraction, memory_mib and sharing")]
     SharingAllowed,
-    /// That isolation is not allowed.
     #[error("isolation: {0} is not allowed here")]
     IsolationAllowed(IsolationLevel),
-    /// The lease would be held too long.
-    #[error("max_duration_secs: {asked} are not allowed, it must be at most {most}")]
+    #[error("max_duration_secs: {asked} is not allowed, it must be at most {most}")]
     MaxDuration { asked: Millis, most: Millis },
 }
 
-/// What one owner may have.
+/// Quota of one owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OwnerQuota {
-    /// Most that may be held at once, in thousandths of a GPU over all devices.
+    /// Largest share held at once, in thousandths of a GPU over all devices.
     pub held: Option<Share>,
-    /// GPU-hours a period, in thousandths; a waiting request waits for the next period when they are used up.
+    /// GPU-hours per period, in thousandths; once they are used up, requests wait for the next period.
     pub share_hours: Option<u64>,
     pub weight: u32,
 }
@@ -226,30 +217,30 @@ impl Default for OwnerQuota {
     }
 }
 
-/// In which order waiting requests of equal priority are served.
+/// Order in which waiting requests of equal priority are served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueueOrder {
-    /// As they came.
+    /// Order of arrival.
     #[default]
     Fifo,
-    /// The owner who holds least for its weight first, then who used least this period, then as they came.
+    /// The owner with the least held share per weight first, then the least use in this period, then order of arrival.
     FairShare,
 }
 
-/// All rules of a pool.
+/// All policies and quotas of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Policies {
-    /// Tried in order; the first that covers a request is its policy.
+    /// Policies in order: the first that matches a request applies.
     pub policies: Vec<RequestPolicy>,
-    /// For requests none of them covers.
+    /// Policy for requests that no other policy matches.
     pub fallback: RequestPolicy,
     pub quotas: BTreeMap<Arc<str>, OwnerQuota>,
-    /// For owners not named.
+    /// Quota of owners without an entry of their own.
     pub default_quota: OwnerQuota,
     pub queue: QueueOrder,
-    /// The period quotas of GPU-hours are counted in.
+    /// Period over which GPU-hours are counted.
     pub period: Millis,
 }
 
@@ -267,20 +258,20 @@ impl Default for Policies {
 }
 
 impl Policies {
-    /// No rules at all; see [`RequestPolicy::unlimited`].
+    /// Returns policies without any rule; see [`RequestPolicy::unlimited`].
     pub fn unlimited() -> Self {
         Self { fallback: RequestPolicy::unlimited(), ..Self::default() }
     }
 
     pub fn policy_for(&self, request: &Request) -> &RequestPolicy {
-        self.policies.iter().find(|policy| policy.applies_to.covers(request)).unwrap_or(&self.fallback)
+        self.policies.iter().find(|policy| policy.applies_to.matches(request)).unwrap_or(&self.fallback)
     }
 
     pub fn quota_of(&self, owner: &str) -> &OwnerQuota {
         self.quotas.get(owner).unwrap_or(&self.default_quota)
     }
 
-    /// Whether the rules make sense; the error names the first that does not.
+    /// Checks that the rules are consistent; the error names the first that is not.
     pub fn validate(&self) -> Result<(), FieldError> {
         for policy in self.policies.iter().chain([&self.fallback]) {
             if policy.name.is_empty() || policy.name.len() > crate::limits::MAX_NAME_BYTES {

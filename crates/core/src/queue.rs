@@ -1,7 +1,8 @@
-//! The queue, what its requests look at, and the owners' accounts behind quotas and fair share. Deciding who may go is [`crate::pool`]'s.
+//! The queue, the needs of its requests, and the owner accounts behind quotas and fair share. [`crate::pool`] decides
+//! which request is served.
 //!
-//! Requests of one class and one owner form a *lane*: they want the same, so if the first of them cannot go, none can.
-//! A pass over the queue therefore looks at lanes, not at requests.
+//! Requests of one class and one owner form a *lane*: their needs are equal, so if the first of them cannot be placed,
+//! none can. A pass over the queue therefore visits lanes, not requests.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeSet;
@@ -9,54 +10,56 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::classes::{ClassId, Shape};
+use crate::classes::{RequestClassId, RequestShape};
 use crate::ids::LeaseId;
-use crate::inventory::ForeignLevels;
+use crate::inventory::ForeignLoadLevels;
 use crate::policy::{OwnerQuota, Policies, QueueOrder};
 use crate::request::LoadThresholds;
 use crate::row::UsageRow;
 use crate::units::{Millis, PoolTime, Share};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LaneId(u32);
+pub(crate) struct QueueLaneId(u32);
 
-/// Where a lane's first request comes: higher priority, then fairness among owners, then the order of arrival.
-pub(crate) type LaneKey = (Reverse<i32>, (u64, u64), u64, LaneId);
+/// Properties that all requests of a lane share.
+pub(crate) type LaneKey = (OwnerId, RequestClassId);
 
-/// Where a request comes within its lane.
-type Place = (Reverse<i32>, u64);
+/// Rank of a lane by its first request: higher priority, then fairness among owners, then order of arrival.
+pub(crate) type LaneRank = (Reverse<i32>, (u64, u64), u64, QueueLaneId);
+
+/// Position of a request in its lane.
+type LanePosition = (Reverse<i32>, u64);
 
 /// Requests of one class and one owner.
 #[derive(Debug)]
-pub(crate) struct Lane {
-    pub class: ClassId,
+pub(crate) struct QueueLane {
+    pub class: RequestClassId,
     pub owner: OwnerId,
-    waiting: BTreeMap<Place, LeaseId>,
-    fair: (u64, u64),
+    waiting: BTreeMap<LanePosition, LeaseId>,
+    fairness: (u64, u64),
 }
 
-impl Lane {
-    /// Who is first in it.
+impl QueueLane {
+    /// Returns the first lease of the lane.
     pub fn head(&self) -> Option<LeaseId> {
         self.waiting.first_key_value().map(|(_, lease)| *lease)
     }
 
-    fn key(&self, id: LaneId) -> Option<LaneKey> {
-        self.waiting.first_key_value().map(|((priority, seq), _)| (*priority, self.fair, *seq, id))
+    fn rank(&self, id: QueueLaneId) -> Option<LaneRank> {
+        self.waiting.first_key_value().map(|((priority, seq), _)| (*priority, self.fairness, *seq, id))
     }
 }
 
-/// Everybody who waits.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    lanes: Vec<Option<Lane>>,
-    free: Vec<LaneId>,
-    by_wish: BTreeMap<(OwnerId, ClassId), LaneId>,
-    order: BTreeSet<LaneKey>,
+pub(crate) struct RequestQueue {
+    lanes: Vec<Option<QueueLane>>,
+    free: Vec<QueueLaneId>,
+    lanes_by_key: BTreeMap<LaneKey, QueueLaneId>,
+    ranks: BTreeSet<LaneRank>,
     len: usize,
 }
 
-impl Queue {
+impl RequestQueue {
     pub fn len(&self) -> usize {
         self.len
     }
@@ -65,10 +68,10 @@ impl Queue {
         self.len == 0
     }
 
-    pub fn push(&mut self, lease: LeaseId, wish: (OwnerId, ClassId), priority: i32, seq: u64, fair: (u64, u64)) {
-        let (owner, class) = wish;
-        let id = *self.by_wish.entry(wish).or_insert_with(|| {
-            let lane = Lane { class, owner, waiting: BTreeMap::new(), fair };
+    pub fn push(&mut self, lease: LeaseId, lane_key: LaneKey, priority: i32, seq: u64, fairness: (u64, u64)) {
+        let (owner, class) = lane_key;
+        let id = *self.lanes_by_key.entry(lane_key).or_insert_with(|| {
+            let lane = QueueLane { class, owner, waiting: BTreeMap::new(), fairness };
             match self.free.pop() {
                 Some(id) => {
                     self.lanes[id.0 as usize] = Some(lane);
@@ -76,65 +79,65 @@ impl Queue {
                 }
                 None => {
                     self.lanes.push(Some(lane));
-                    LaneId(self.lanes.len() as u32 - 1)
+                    QueueLaneId(self.lanes.len() as u32 - 1)
                 }
             }
         });
-        self.change(id, |lane| {
+        self.update_lane(id, |lane| {
             lane.waiting.insert((Reverse(priority), seq), lease);
         });
         self.len += 1;
     }
 
-    pub fn remove(&mut self, wish: (OwnerId, ClassId), priority: i32, seq: u64) {
-        let Some(&id) = self.by_wish.get(&wish) else { return };
-        let removed = self.change(id, |lane| lane.waiting.remove(&(Reverse(priority), seq)).is_some());
+    pub fn remove(&mut self, lane_key: LaneKey, priority: i32, seq: u64) {
+        let Some(&id) = self.lanes_by_key.get(&lane_key) else { return };
+        let removed = self.update_lane(id, |lane| lane.waiting.remove(&(Reverse(priority), seq)).is_some());
         self.len -= usize::from(removed);
         if self.lane(id).waiting.is_empty() {
-            self.by_wish.remove(&wish);
+            self.lanes_by_key.remove(&lane_key);
             self.lanes[id.0 as usize] = None;
             self.free.push(id);
         }
     }
 
-    /// Puts an owner's lanes where its books now say.
-    pub fn set_fair(&mut self, owner: OwnerId, fair: (u64, u64)) {
-        let lanes = self.by_wish.range((owner, ClassId(0))..=(owner, ClassId(u32::MAX)));
+    /// Moves an owner's lanes to its current fairness.
+    pub fn set_fairness(&mut self, owner: OwnerId, fairness: (u64, u64)) {
+        let lanes = self.lanes_by_key.range((owner, RequestClassId(0))..=(owner, RequestClassId(u32::MAX)));
         for id in lanes.map(|(_, id)| *id).collect::<Vec<_>>() {
-            self.change(id, |lane| lane.fair = fair);
+            self.update_lane(id, |lane| lane.fairness = fairness);
         }
     }
 
-    /// The lane after `key`, or the first.
-    pub fn next(&self, key: Option<LaneKey>) -> Option<LaneKey> {
+    /// Returns the lane after `key`, or the first lane.
+    pub fn next_lane(&self, key: Option<LaneRank>) -> Option<LaneRank> {
         match key {
-            None => self.order.first().copied(),
-            Some(key) => self.order.range((Bound::Excluded(key), Bound::Unbounded)).next().copied(),
+            None => self.ranks.first().copied(),
+            Some(key) => self.ranks.range((Bound::Excluded(key), Bound::Unbounded)).next().copied(),
         }
     }
 
-    pub fn lane(&self, id: LaneId) -> &Lane {
+    pub fn lane(&self, id: QueueLaneId) -> &QueueLane {
         match &self.lanes[id.0 as usize] {
             Some(lane) => lane,
-            None => unreachable!("a lane is kept while somebody waits in it"),
+            None => unreachable!("a lane exists while it has waiters"),
         }
     }
 
-    pub fn lanes(&self) -> impl Iterator<Item = &Lane> {
-        self.order.iter().map(|key| self.lane(key.3))
+    pub fn lanes(&self) -> impl Iterator<Item = &QueueLane> {
+        self.ranks.iter().map(|key| self.lane(key.3))
     }
 
-    /// Lanes whose first request comes before a newcomer with these terms.
-    pub fn lanes_ahead(&self, priority: i32, fair: (u64, u64)) -> impl Iterator<Item = &Lane> {
-        let end = (Reverse(priority), fair, u64::MAX, LaneId(u32::MAX));
-        self.order.range(..=end).map(|key| self.lane(key.3))
+    /// Returns the lanes whose first request precedes a new one with this rank.
+    pub fn lanes_ahead(&self, priority: i32, fairness: (u64, u64)) -> impl Iterator<Item = &QueueLane> {
+        let end = (Reverse(priority), fairness, u64::MAX, QueueLaneId(u32::MAX));
+        self.ranks.range(..=end).map(|key| self.lane(key.3))
     }
 
-    /// How many wait before this request.
-    pub fn ahead_of(&self, wish: (OwnerId, ClassId), priority: i32, seq: u64) -> usize {
-        let Some(own) = self.by_wish.get(&wish).map(|id| self.lane(*id)) else { return 0 };
-        let ahead = |lane: &Lane| {
-            let before = match lane.fair.cmp(&own.fair) {
+    /// Returns the number of requests that precede this one.
+    pub fn count_ahead_of(&self, lane_key: LaneKey, priority: i32, seq: u64) -> usize {
+        let Some(own) = self.lanes_by_key.get(&lane_key).map(|id| self.lane(*id)) else { return 0 };
+        let ahead = |lane: &QueueLane| {
+            let before = match lane.fairness.cmp(&own.fairness) {
                 Ordering::Less => (Reverse(priority), u64::MAX),
                 Ordering::Equal => (Reverse(priority), seq),
                 Ordering::Greater => (Reverse(priority), 0),
@@ -144,48 +147,46 @@ impl Queue {
         self.lanes().map(ahead).sum()
     }
 
-    fn change<R>(&mut self, id: LaneId, change: impl FnOnce(&mut Lane) -> R) -> R {
-        let Some(lane) = &mut self.lanes[id.0 as usize] else {
-            unreachable!("a lane is kept while somebody waits in it")
-        };
-        let before = lane.key(id);
+    fn update_lane<R>(&mut self, id: QueueLaneId, change: impl FnOnce(&mut QueueLane) -> R) -> R {
+        let Some(lane) = &mut self.lanes[id.0 as usize] else { unreachable!("a lane exists while it has waiters") };
+        let before = lane.rank(id);
         let result = change(lane);
-        let after = lane.key(id);
+        let after = lane.rank(id);
         if before != after {
             if let Some(before) = before {
-                self.order.remove(&before);
+                self.ranks.remove(&before);
             }
-            self.order.extend(after);
+            self.ranks.extend(after);
         }
         result
     }
 }
 
-/// What waiting requests look at, so that a reading stirs the queue only where it may matter to one of them.
+/// Combined needs of all waiting requests: a reading triggers a pass only if it may matter to one of them.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingNeeds {
-    /// Requests that may go though others claim every GPU: they want none, or are certain to end.
-    pub past_gpus: usize,
-    /// Classes in which something waits.
+    /// Requests that may start even if all GPUs are reserved: they need none, or are certain to end.
+    pub gpu_optional: usize,
+    /// Classes with waiters.
     pub classes: usize,
-    /// Classes that want no GPU.
+    /// Classes without GPUs.
     pub host_only: usize,
-    /// Classes that take something of a host.
+    /// Classes that need host resources.
     hosts: usize,
     /// Classes that name an amount of device memory.
     memory: usize,
-    /// The least share that a class may take of a device, with how many classes have it.
+    /// Smallest share that a class may take of a device, with the number of such classes.
     shares: BTreeMap<Share, usize>,
-    /// Thresholds, with how many classes have them.
+    /// Thresholds, with the number of classes that have them.
     thresholds: BTreeMap<LoadThresholds, usize>,
 }
 
-/// Distinct thresholds up to which each is looked at when foreign load changes.
-const THRESHOLDS_LOOKED_AT: usize = 64;
+/// Distinct thresholds up to which each is compared when foreign load changes.
+const MAX_THRESHOLDS_COMPARED: usize = 64;
 
 impl WaitingNeeds {
-    /// A first request waits in a class of this shape.
-    pub fn add(&mut self, shape: &Shape) {
+    /// Adds a class of this shape that got its first waiter.
+    pub fn add(&mut self, shape: &RequestShape) {
         self.classes += 1;
         self.host_only += usize::from(shape.gpus == 0);
         self.hosts += usize::from(shape.needs_host());
@@ -196,8 +197,8 @@ impl WaitingNeeds {
         }
     }
 
-    /// The last request of a class of this shape waits no more.
-    pub fn remove(&mut self, shape: &Shape) {
+    /// Removes a class of this shape that lost its last waiter.
+    pub fn remove(&mut self, shape: &RequestShape) {
         self.classes -= 1;
         self.host_only -= usize::from(shape.gpus == 0);
         self.hosts -= usize::from(shape.needs_host());
@@ -208,16 +209,16 @@ impl WaitingNeeds {
         }
     }
 
-    /// Whether some class may take a place on a device with so much free.
-    pub fn fit_in(&self, free: Share) -> bool {
+    /// Whether some class may fit in this free share of a device.
+    pub fn fit_free_share(&self, free: Share) -> bool {
         !free.is_zero() && self.shares.first_key_value().is_some_and(|(least, _)| *least <= free)
     }
 
-    pub fn need_hosts(&self) -> bool {
+    pub fn include_hosts(&self) -> bool {
         self.hosts > 0
     }
 
-    pub fn name_memory(&self) -> bool {
+    pub fn include_memory(&self) -> bool {
         self.memory > 0
     }
 
@@ -225,10 +226,10 @@ impl WaitingNeeds {
         !self.thresholds.is_empty()
     }
 
-    /// Whether a device that had the first foreign load and now has the second is below other thresholds than before.
-    pub fn have_thresholds_between(&self, before: ForeignLevels, after: ForeignLevels) -> bool {
+    /// Whether a change of foreign load crosses a threshold of a waiting class.
+    pub fn has_threshold_between(&self, before: ForeignLoadLevels, after: ForeignLoadLevels) -> bool {
         let mut thresholds = self.thresholds.keys();
-        self.thresholds.len() > THRESHOLDS_LOOKED_AT
+        self.thresholds.len() > MAX_THRESHOLDS_COMPARED
             || thresholds.any(|thresholds| before.are_below(*thresholds) != after.are_below(*thresholds))
     }
 }
@@ -246,9 +247,9 @@ fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
 pub(crate) struct OwnerId(pub u32);
 
 #[derive(Debug, Clone)]
-pub(crate) struct Account {
+pub(crate) struct OwnerAccount {
     pub name: Arc<str>,
-    /// Held now, over all devices; what drains is not held.
+    /// Share held now, over all devices. Draining devices are not held.
     pub held: u64,
     period: u64,
     /// Thousandths × milliseconds used in the period, up to `settled_at`.
@@ -256,18 +257,18 @@ pub(crate) struct Account {
     settled_at: PoolTime,
 }
 
-/// Why an owner's request must wait although there may be room.
+/// Limit of a quota that holds back an owner's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OverQuota {
-    /// Holds too much already.
+pub(crate) enum QuotaExcess {
+    /// The owner holds its whole quota.
     Held,
-    /// Used too much this period; from then on it is another.
+    /// The GPU-hours of the period are used up until this time.
     ShareHours { until: PoolTime },
 }
 
-const HOUR: u64 = 3_600_000;
+const HOUR_MILLIS: u64 = 3_600_000;
 
-impl Account {
+impl OwnerAccount {
     fn settle(&mut self, now: PoolTime, period: Millis) {
         let current = now.0 / period.0.max(1);
         if current != self.period {
@@ -279,61 +280,61 @@ impl Account {
         self.settled_at = now.max(self.settled_at);
     }
 
-    /// The account as of now. The books themselves change only with what is held, when a row is kept too: an account
-    /// that was asked often must not differ from one that was restored.
+    /// Returns the account as of now. The stored account changes only together with a committed row, so that reading it
+    /// never makes it differ from a restored one.
     fn settled(&self, now: PoolTime, period: Millis) -> Self {
         let mut account = self.clone();
         account.settle(now, period);
         account
     }
 
-    /// What of the quota stands in the way of holding `more`.
-    pub fn over(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<OverQuota> {
+    /// Returns the limit of the quota that forbids holding `more`.
+    pub fn quota_excess(&self, quota: &OwnerQuota, more: Share, now: PoolTime, period: Millis) -> Option<QuotaExcess> {
         if more.is_zero() {
             return None;
         }
         if quota.held.is_some_and(|most| self.held + u64::from(more.0) > u64::from(most.0)) {
-            return Some(OverQuota::Held);
+            return Some(QuotaExcess::Held);
         }
         let budget = quota.share_hours?;
         let account = self.settled(now, period);
         let until = PoolTime(account.period.saturating_add(1).saturating_mul(period.0));
-        (account.used >= budget.saturating_mul(HOUR)).then_some(OverQuota::ShareHours { until })
+        (account.used >= budget.saturating_mul(HOUR_MILLIS)).then_some(QuotaExcess::ShareHours { until })
     }
 
-    /// When the GPU-hours are used up if it goes on like this. Its waiters then claim nothing any more, which may let
-    /// others go.
-    pub fn runs_out_at(&self, quota: &OwnerQuota, now: PoolTime, period: Millis) -> Option<PoolTime> {
-        let budget = quota.share_hours.filter(|_| self.held > 0)?.saturating_mul(HOUR);
+    /// Returns the time at which the GPU-hours are used up at the current rate. From then on the owner's waiters claim
+    /// nothing, which may let others start.
+    pub fn exhausted_at(&self, quota: &OwnerQuota, now: PoolTime, period: Millis) -> Option<PoolTime> {
+        let budget = quota.share_hours.filter(|_| self.held > 0)?.saturating_mul(HOUR_MILLIS);
         let left = budget.saturating_sub(self.settled(now, period).used);
         Some(now.after(Millis(left.div_ceil(self.held))))
     }
 
-    /// What this period's use comes to, up to when it was last settled.
+    /// Returns the use of this period up to the last settlement.
     pub fn row(&self) -> UsageRow {
         UsageRow { owner: self.name.clone(), period: self.period, share_millis: self.used, settled_at: self.settled_at }
     }
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Owners {
+pub(crate) struct OwnerAccounts {
     by_name: BTreeMap<Arc<str>, OwnerId>,
-    accounts: Vec<Account>,
+    accounts: Vec<OwnerAccount>,
 }
 
-impl Owners {
-    pub fn id(&mut self, name: &Arc<str>, now: PoolTime) -> OwnerId {
+impl OwnerAccounts {
+    pub fn get_or_open(&mut self, name: &Arc<str>, now: PoolTime) -> OwnerId {
         if let Some(&id) = self.by_name.get(name) {
             return id;
         }
         let id = OwnerId(self.accounts.len() as u32);
         self.by_name.insert(name.clone(), id);
-        self.accounts.push(Account { name: name.clone(), held: 0, period: 0, used: 0, settled_at: now });
+        self.accounts.push(OwnerAccount { name: name.clone(), held: 0, period: 0, used: 0, settled_at: now });
         id
     }
 
-    /// Takes back an account that was only just opened.
-    pub fn close_last(&mut self, id: OwnerId) {
+    /// Removes an account that was opened last.
+    pub fn close_newest(&mut self, id: OwnerId) {
         if let Some(account) = self.accounts.pop_if(|_| id.0 as usize + 1 == self.by_name.len()) {
             self.by_name.remove(&account.name);
         }
@@ -343,35 +344,41 @@ impl Owners {
         self.by_name.get(name).copied()
     }
 
-    pub fn get(&self, id: OwnerId) -> &Account {
+    pub fn get(&self, id: OwnerId) -> &OwnerAccount {
         &self.accounts[id.0 as usize]
     }
 
-    pub fn get_mut(&mut self, id: OwnerId) -> &mut Account {
+    pub fn get_mut(&mut self, id: OwnerId) -> &mut OwnerAccount {
         &mut self.accounts[id.0 as usize]
     }
 
-    pub fn all(&self) -> &[Account] {
+    pub fn accounts(&self) -> &[OwnerAccount] {
         &self.accounts
     }
 
-    /// Changes what an owner holds, and settles the use up to now.
-    pub fn hold(&mut self, id: OwnerId, now: PoolTime, period: Millis, change: impl FnOnce(u64) -> u64) -> UsageRow {
+    /// Changes an owner's held share and settles its use up to now.
+    pub fn set_held(
+        &mut self,
+        id: OwnerId,
+        now: PoolTime,
+        period: Millis,
+        change: impl FnOnce(u64) -> u64,
+    ) -> UsageRow {
         let account = &mut self.accounts[id.0 as usize];
         account.settle(now, period);
         account.held = change(account.held);
         account.row()
     }
 
-    /// Puts back what a row kept. A time ahead of now would keep use from being counted until then.
+    /// Restores an account from its row. A time ahead of now would suspend counting until then, so it is capped.
     pub fn restore(&mut self, row: &UsageRow, now: PoolTime) {
-        let id = self.id(&row.owner, now);
+        let id = self.get_or_open(&row.owner, now);
         let account = &mut self.accounts[id.0 as usize];
         (account.period, account.used, account.settled_at) = (row.period, row.share_millis, row.settled_at.min(now));
     }
 
-    /// Where an owner's requests come among those of equal priority; lower first.
-    pub fn fair_key(&self, id: OwnerId, policies: &Policies) -> (u64, u64) {
+    /// Returns the rank of an owner's requests among those of equal priority; lower goes first.
+    pub fn fairness_of(&self, id: OwnerId, policies: &Policies) -> (u64, u64) {
         match policies.queue {
             QueueOrder::Fifo => (0, 0),
             QueueOrder::FairShare => {
@@ -388,26 +395,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn use_is_counted_from_the_start_of_the_period() {
-        let mut owners = Owners::default();
-        let id = owners.id(&"alice".into(), PoolTime(0));
+    fn usage_counts_from_the_start_of_the_period() {
+        let mut owners = OwnerAccounts::default();
+        let id = owners.get_or_open(&"alice".into(), PoolTime(0));
         let period = Millis(1_000);
-        owners.hold(id, PoolTime(0), period, |_| 500);
-        let row = owners.hold(id, PoolTime(1_400), period, |_| 0);
+        owners.set_held(id, PoolTime(0), period, |_| 500);
+        let row = owners.set_held(id, PoolTime(1_400), period, |_| 0);
         assert_eq!((row.period, row.share_millis), (1, 500 * 400));
     }
 
     #[test]
-    fn gpu_hours_that_are_used_up_come_back_with_the_next_period() {
-        let mut owners = Owners::default();
-        let id = owners.id(&"alice".into(), PoolTime(0));
+    fn used_up_gpu_hours_return_with_the_next_period() {
+        let mut owners = OwnerAccounts::default();
+        let id = owners.get_or_open(&"alice".into(), PoolTime(0));
         let quota = OwnerQuota { share_hours: Some(1_000), ..OwnerQuota::default() };
-        let period = Millis(10 * HOUR);
-        owners.hold(id, PoolTime(0), period, |_| 1_000);
-        let over = |hours: u64| owners.get(id).over(&quota, Share(1), PoolTime(hours * HOUR), period);
+        let period = Millis(10 * HOUR_MILLIS);
+        owners.set_held(id, PoolTime(0), period, |_| 1_000);
+        let over = |hours: u64| owners.get(id).quota_excess(&quota, Share(1), PoolTime(hours * HOUR_MILLIS), period);
         assert_eq!(over(0), None);
-        assert_eq!(over(1), Some(OverQuota::ShareHours { until: PoolTime(10 * HOUR) }));
+        assert_eq!(over(1), Some(QuotaExcess::ShareHours { until: PoolTime(10 * HOUR_MILLIS) }));
         assert_eq!(over(10), None);
-        assert_eq!(over(11), Some(OverQuota::ShareHours { until: PoolTime(20 * HOUR) }));
+        assert_eq!(over(11), Some(QuotaExcess::ShareHours { until: PoolTime(20 * HOUR_MILLIS) }));
     }
 }

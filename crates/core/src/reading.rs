@@ -1,24 +1,24 @@
-//! What a device reported at a time, and what of it is foreign: load that no lease explains.
+//! Readings of devices, and the foreign part of their load: load that no lease explains.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::LeaseId;
 use crate::units::{Bytes, Percent, PoolTime};
 
-/// One field of a reading. Never a made-up zero.
+/// One field of a reading; never an invented zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadingField<T> {
-    /// The device said so.
+    /// The device reported this value.
     Value(T),
-    /// The device cannot say.
+    /// The device cannot report it.
     Unsupported,
-    /// The device can, and failed to this time.
+    /// The device can report it, but failed this time.
     Failed,
 }
 
 impl<T: Copy> ReadingField<T> {
-    /// The value, where there is one.
+    /// Returns the value, if there is one.
     pub const fn value(self) -> Option<T> {
         match self {
             Self::Value(value) => Some(value),
@@ -27,47 +27,45 @@ impl<T: Copy> ReadingField<T> {
     }
 }
 
-/// Who a process on a device belongs to.
+/// Attribution of a process on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessAttribution {
-    /// It runs under this lease; a squatter on devices the lease does not hold.
+    /// Runs under this lease; foreign on devices that the lease does not hold.
     Lease(LeaseId),
-    /// It runs under none: a squatter.
+    /// Runs under no lease.
     Foreign,
-    /// It cannot be told (another PID namespace).
+    /// Not attributable (another PID namespace).
     Unknown,
 }
 
-/// A process that uses a device.
+/// Use of a device by one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessUsage {
     pub attribution: ProcessAttribution,
-    /// Device memory it uses, where the driver tells.
+    /// Device memory, if the driver reports it.
     pub memory: Option<Bytes>,
 }
 
-/// What a device reported at a time.
+/// Reading of a device at one time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceReading {
-    /// When it was taken. Not ahead of the pool's clock: until then it would shut out every other reading.
+    /// Time of the reading. Never ahead of the pool's clock, or it would block every other reading until then.
     pub at: PoolTime,
-    /// Memory in use, without what the driver keeps for itself.
+    /// Memory in use, without the driver's reserve.
     pub memory_used: ReadingField<Bytes>,
-    /// How busy the device is.
     pub utilization: ReadingField<Percent>,
-    /// Temperature in °C.
     pub temperature_c: ReadingField<i16>,
-    /// Every process on the device; a value only where the list is complete.
+    /// Every process on the device; `None` if the list is incomplete.
     pub processes: Option<Vec<ProcessUsage>>,
-    /// The pool's time of the state by which the processes were attributed to leases; `None` where that is `at`. A lease
-    /// that changed later is not known to the list.
+    /// Pool time of the state by which the processes were attributed; `None` if that is `at`. The list does not reflect
+    /// leases that changed later.
     #[serde(default)]
     pub leases_as_of: Option<PoolTime>,
 }
 
 impl DeviceReading {
-    /// A reading of an idle device that reports everything.
+    /// Returns a complete reading of an idle device.
     pub fn idle(at: PoolTime) -> Self {
         Self {
             at,
@@ -79,50 +77,50 @@ impl DeviceReading {
         }
     }
 
-    /// Whether the processes were attributed by a state that has a change of leases at this time.
-    pub(crate) fn knows_of(&self, change: PoolTime) -> bool {
+    /// Whether the attribution includes a change of leases at this time.
+    pub(crate) fn includes_change_at(&self, change: PoolTime) -> bool {
         self.leases_as_of.is_none_or(|as_of| change <= as_of)
     }
 }
 
-/// The part of a reading that no lease explains.
+/// Part of a reading that no lease explains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForeignLoad {
-    /// Memory no lease explains; `None` where the device cannot report memory.
+    /// Foreign memory; `None` if the device cannot report memory.
     pub memory: Option<Bytes>,
-    /// Utilization no lease explains; `None` where the device cannot report it.
+    /// Foreign utilization; `None` if the device cannot report utilization.
     pub utilization: Option<Percent>,
-    /// Processes that run under no lease.
+    /// Number of processes under no lease.
     pub processes: u32,
 }
 
-/// What one lease was promised on the device a reading is about.
+/// Part of a device that one lease was promised.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Promised {
+pub(crate) struct PromisedLoad {
     pub lease: LeaseId,
     pub memory: Bytes,
     pub utilization: Percent,
 }
 
 impl ForeignLoad {
-    /// Nothing foreign.
+    /// No foreign load.
     pub const NONE: Self = Self { memory: Some(Bytes::ZERO), utilization: Some(Percent(0)), processes: 0 };
 
-    /// What is left of `reading` when the leases' part is taken out.
+    /// Subtracts the leases' part from `reading`.
     ///
-    /// A lease's part of the memory is what its processes were measured to use where the process list says whose each
-    /// is, else what was promised (or measured, if that is more). Utilization is not known per process, so a lease's
-    /// part is its promised share; but where the list shows no foreign process none of it is foreign, because
-    /// counters are known to stick at 100 % with nothing running.
-    pub(crate) fn judge(reading: &DeviceReading, promised: impl Iterator<Item = Promised>) -> Self {
-        let promised: Vec<Promised> = promised.collect();
+    /// A lease's part of the memory is the measured use of its processes if every process is attributed, else the
+    /// larger of its promise and the measured use. Utilization is not known per process, so a lease's part is its
+    /// promised share. If the list shows no foreign process, no utilization is foreign, because counters are known to
+    /// stick at 100 % with nothing running.
+    pub(crate) fn from_reading(reading: &DeviceReading, promised: impl Iterator<Item = PromisedLoad>) -> Self {
+        let promised: Vec<PromisedLoad> = promised.collect();
         let processes = reading.processes.as_deref();
         let counted = |wanted: &dyn Fn(ProcessAttribution) -> bool| {
             processes.map(|list| list.iter().filter(|process| wanted(process.attribution)).count())
         };
         let is_foreign = |attribution| match attribution {
             ProcessAttribution::Foreign => true,
-            // A lease explains load where it holds something, nowhere else.
+            // A lease explains load only on devices that it holds.
             ProcessAttribution::Lease(lease) => promised.iter().all(|promise| promise.lease != lease),
             ProcessAttribution::Unknown => false,
         };
@@ -143,13 +141,13 @@ impl ForeignLoad {
             leased_memory = leased_memory.saturating_add(part);
             leased_utilization = Percent(leased_utilization.0.saturating_add(promise.utilization.0));
         }
-        let nobody_foreign = foreign_processes == 0 && none_unknown;
+        let none_foreign = foreign_processes == 0 && none_unknown;
         Self {
             memory: reading.memory_used.value().map(|used| used.saturating_sub(leased_memory)),
             utilization: reading
                 .utilization
                 .value()
-                .map(|busy| if nobody_foreign { Percent(0) } else { busy.saturating_sub(leased_utilization) }),
+                .map(|busy| if none_foreign { Percent(0) } else { busy.saturating_sub(leased_utilization) }),
             processes: foreign_processes,
         }
     }
@@ -161,8 +159,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn half_held() -> Promised {
-        Promised { lease: LeaseId(1), memory: Bytes(40 * GIB), utilization: Percent(50_000) }
+    fn half_held() -> PromisedLoad {
+        PromisedLoad { lease: LeaseId(1), memory: Bytes(40 * GIB), utilization: Percent(50_000) }
     }
 
     fn reading(used_gib: u64, busy: u32, processes: Option<Vec<ProcessUsage>>) -> DeviceReading {
@@ -179,16 +177,16 @@ mod tests {
     }
 
     #[test]
-    fn without_a_process_list_the_promise_explains_the_load() {
-        let foreign = ForeignLoad::judge(&reading(50, 60, None), [half_held()].into_iter());
+    fn without_a_process_list_promises_explain_the_load() {
+        let foreign = ForeignLoad::from_reading(&reading(50, 60, None), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(10 * GIB)));
         assert_eq!(foreign.utilization, Some(Percent(10_000)));
     }
 
     #[test]
-    fn a_squatter_does_not_hide_behind_a_promise_that_is_not_used() {
+    fn an_unused_promise_does_not_hide_a_foreign_process() {
         let list = vec![process(ProcessAttribution::Lease(LeaseId(1)), 5), process(ProcessAttribution::Foreign, 30)];
-        let foreign = ForeignLoad::judge(&reading(35, 90, Some(list)), [half_held()].into_iter());
+        let foreign = ForeignLoad::from_reading(&reading(35, 90, Some(list)), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(30 * GIB)));
         assert_eq!(foreign.processes, 1);
         assert_eq!(foreign.utilization, Some(Percent(40_000)));
@@ -196,27 +194,27 @@ mod tests {
 
     #[test]
     fn a_stuck_counter_with_nothing_running_is_not_load() {
-        let foreign = ForeignLoad::judge(&reading(0, 100, Some(Vec::new())), std::iter::empty());
+        let foreign = ForeignLoad::from_reading(&reading(0, 100, Some(Vec::new())), std::iter::empty());
         assert_eq!(foreign, ForeignLoad::NONE);
     }
 
     #[test]
     fn a_process_that_cannot_be_attributed_counts_for_the_lease_first() {
         let list = vec![process(ProcessAttribution::Unknown, 45)];
-        let foreign = ForeignLoad::judge(&reading(45, 80, Some(list)), [half_held()].into_iter());
+        let foreign = ForeignLoad::from_reading(&reading(45, 80, Some(list)), [half_held()].into_iter());
         assert_eq!(foreign.memory, Some(Bytes(5 * GIB)));
         assert_eq!(foreign.utilization, Some(Percent(30_000)));
         assert_eq!(foreign.processes, 0);
     }
 
     #[test]
-    fn what_a_device_cannot_report_stays_unknown() {
+    fn unreported_fields_stay_unknown() {
         let silent = DeviceReading {
             memory_used: ReadingField::Unsupported,
             utilization: ReadingField::Unsupported,
             ..DeviceReading::idle(PoolTime(0))
         };
-        let foreign = ForeignLoad::judge(&silent, std::iter::empty());
+        let foreign = ForeignLoad::from_reading(&silent, std::iter::empty());
         assert_eq!((foreign.memory, foreign.utilization), (None, None));
     }
 }

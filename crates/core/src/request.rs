@@ -1,4 +1,4 @@
-//! What somebody wants: GPUs whole or in part, host CPUs and memory, and under which terms.
+//! Requests: GPUs whole or in part, host CPUs and memory, and the terms of the lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::ids::{GpuId, Labels};
 use crate::limits;
 use crate::units::{Bytes, MilliCpus, Millis, Percent, Share};
 
-/// How well a part of a GPU is kept apart from the other parts.
+/// Isolation between the parts of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IsolationLevel {
-    /// Not at all, beyond what the driver does anyway.
+    /// None beyond the driver's own.
     #[default]
     None,
-    /// The driver takes turns.
+    /// Time slicing by the driver.
     TimeSlicing,
     /// NVIDIA's Multi-Process Service.
     Mps,
@@ -25,7 +25,7 @@ pub enum IsolationLevel {
     Mig,
 }
 
-/// How a place is chosen among those that fit. Each is exact; `placement/mod.rs` defines them.
+/// Rule for choosing among devices that fit. `placement/mod.rs` defines each exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementStrategy {
@@ -49,13 +49,13 @@ pub enum PlacementStrategy {
     LeastFragmentation,
 }
 
-/// Gives the values of a type the names people write for them.
-macro_rules! spelled {
+/// Gives the variants of an enum the names that people write for them.
+macro_rules! named_variants {
     ($type:ty, $what:literal, $($variant:ident => $name:literal),+ $(,)?) => {
         impl $type {
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Its name, as people write it.
+            /// Name of the variant, as people write it.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),+ }
             }
@@ -80,10 +80,10 @@ macro_rules! spelled {
     };
 }
 
-pub(crate) use spelled;
+pub(crate) use named_variants;
 
-spelled!(IsolationLevel, "isolation", None => "none", TimeSlicing => "time-slicing", Mps => "mps", Mig => "mig");
-spelled!(
+named_variants!(IsolationLevel, "isolation", None => "none", TimeSlicing => "time-slicing", Mps => "mps", Mig => "mig");
+named_variants!(
     PlacementStrategy,
     "strategy",
     FirstFit => "first-fit",
@@ -98,7 +98,7 @@ spelled!(
 );
 
 impl PlacementStrategy {
-    /// Whether it looks ahead at the workload to come.
+    /// Whether it considers the expected workload.
     pub(crate) const fn looks_ahead(self) -> bool {
         matches!(self, Self::Fgd | Self::LeastFragmentation)
     }
@@ -109,7 +109,7 @@ impl PlacementStrategy {
     }
 }
 
-/// Foreign load at or above which a device is not available. Strictly below both is.
+/// Foreign load at or above which a device is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LoadThresholds {
     pub memory: Percent,
@@ -122,43 +122,43 @@ impl Default for LoadThresholds {
     }
 }
 
-/// Which devices will do. Empty means any.
+/// Selector of eligible devices. Empty matches any.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceSelector {
-    /// Only this vendor's.
+    /// Only devices of this vendor.
     pub vendor: Option<Vendor>,
-    /// Only these models (any of them), in whole words.
+    /// Only these models, in whole words.
     pub models: Vec<Arc<str>>,
-    /// Only devices with at least this much memory to promise.
+    /// Only devices that can promise at least this much memory.
     pub min_memory: Option<Bytes>,
     /// Only devices with these numbers on their node.
     pub gpu_ids: Vec<GpuId>,
-    /// Only devices with these UUIDs (full).
+    /// Only devices with these full UUIDs.
     pub uuids: Vec<Arc<str>>,
-    /// Only devices that carry these labels (their own or their node's).
+    /// Only devices with these labels (their own or their node's).
     pub labels: Labels,
 }
 
-/// How much of each GPU.
+/// Amount of each GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestedAmount {
-    /// All of it, alone.
+    /// Exclusive use of the device.
     #[default]
     Whole,
-    /// A share; its memory is the same part of the device's.
+    /// Share, with the same part of the device's memory.
     Share(Share),
-    /// So much memory; its share is the part that memory is of the device's.
+    /// Memory, with the share that it is of the device's memory.
     Memory(Bytes),
-    /// Both, as given. A whole share with an amount of memory is a whole device that has at least so much.
+    /// Share and memory. A whole share with memory is a whole device with at least that much memory.
     Both(Share, Bytes),
-    /// A place among equals: the device's smallest part, 1/N where N is how many may share it.
+    /// Smallest equal part of a device: 1/N, where N leases may share it.
     Shared,
 }
 
 impl RequestedAmount {
-    /// The share and the memory that the amount names.
+    /// Returns the share and the memory that the amount names.
     pub const fn share_and_memory(self) -> (Option<Share>, Option<Bytes>) {
         match self {
             Self::Whole | Self::Shared => (None, None),
@@ -169,41 +169,41 @@ impl RequestedAmount {
     }
 }
 
-/// What somebody wants.
+/// Request for GPUs and host resources.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Request {
-    /// How many GPUs, all on one node, all or nothing; 0 for host resources only.
+    /// Number of GPUs, all on one node; 0 for host resources only.
     pub gpus: u16,
-    /// How much of each.
+    /// Amount of each GPU.
     pub amount: RequestedAmount,
-    /// How well parts are kept apart.
+    /// Isolation between parts.
     pub isolation: IsolationLevel,
-    /// How to choose; the policy's choice where `None`.
+    /// Placement strategy; `None` for the policy's choice.
     pub strategy: Option<PlacementStrategy>,
-    /// Foreign load to stay clear of; not judged where `None`.
+    /// Foreign load to avoid; `None` accepts any.
     pub thresholds: Option<LoadThresholds>,
-    /// Which devices will do.
+    /// Selector of eligible devices.
     pub select: Arc<DeviceSelector>,
     pub cpus: MilliCpus,
     pub host_memory: Bytes,
-    /// On whose account.
+    /// Owner of the lease.
     pub owner: Arc<str>,
-    /// The owner's own name for whoever will use it.
+    /// The owner's name for the worker that uses the lease.
     pub worker_id: Option<Arc<str>>,
-    /// Free-form labels, by which policies choose.
+    /// Free-form labels, by which policies match.
     pub labels: Arc<Labels>,
-    /// Higher goes first.
+    /// Priority; higher goes first.
     pub priority: i32,
-    /// Whether to wait when it cannot be had now.
+    /// Whether to wait if there is no capacity now.
     pub queue: bool,
-    /// How long to wait at most.
+    /// Longest time in the queue.
     pub wait_limit: Option<Millis>,
-    /// How long the lease lives without a renewal.
+    /// Life of the lease without a renewal.
     pub ttl: Millis,
-    /// How long it may be held at all.
+    /// Longest time that the lease may be held.
     pub max_duration: Option<Millis>,
-    /// The asker waits at several servers: offer, and hold the offer for a confirmation.
+    /// Whether the client waits at several servers: the pool then offers and waits for a confirmation.
     pub hedged: bool,
 }
 
@@ -232,10 +232,10 @@ impl Default for Request {
 }
 
 impl Request {
-    /// Whether every field is within its limits; the error names the first that is not.
+    /// Checks every field against its limits; the error names the first violation.
     pub fn validate(&self) -> Result<(), FieldError> {
         let fail = |field, value: &dyn fmt::Display, allowed| Err(FieldError::new(field, value, allowed));
-        if self.gpus > limits::GPUS_PER_REQUEST {
+        if self.gpus > limits::MAX_GPUS_PER_REQUEST {
             return fail("gpus", &self.gpus, "0..=64");
         }
         let (share, memory) = self.amount.share_and_memory();
@@ -246,10 +246,10 @@ impl Request {
             return fail("memory_mib", &0, "at least 1");
         }
         if self.gpus == 0 && self.cpus.is_zero() && self.host_memory.is_zero() {
-            return fail("gpus", &0, "at least 1, unless cpus or host_memory_mib is asked for");
+            return fail("gpus", &0, "at least 1, unless cpus or host_memory_mib is given");
         }
         if self.gpus == 0 && self.amount != RequestedAmount::Whole {
-            return fail("gpus", &0, "at least 1 where a fraction, memory_mib or sharing is asked for");
+            return fail("gpus", &0, "at least 1 with fraction, memory_mib or sharing");
         }
         for (field, percent) in [
             ("memory_threshold", self.thresholds.map(|t| t.memory)),
@@ -286,7 +286,7 @@ impl DeviceSelector {
             ("select.uuids", self.uuids.len()),
             ("select.labels", self.labels.len()),
         ] {
-            if count > limits::SELECT_ENTRIES {
+            if count > limits::MAX_SELECT_ENTRIES {
                 return Err(FieldError::new(field, count, "at most 256 entries"));
             }
         }
@@ -296,13 +296,13 @@ impl DeviceSelector {
         Ok(())
     }
 
-    /// Whether it names single devices rather than kinds of them.
+    /// Whether it names single devices.
     pub(crate) fn names_devices(&self) -> bool {
         !self.gpu_ids.is_empty() || !self.uuids.is_empty()
     }
 }
 
-/// Something a person wrote that is not allowed: which field, what it was, what it may be.
+/// Invalid value of a field: the field, the value, and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {value:?} is not allowed, it must be {allowed}")]
 pub struct FieldError {
@@ -312,7 +312,7 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    /// An error about `field`.
+    /// Creates an error about `field`.
     pub fn new(field: &'static str, value: impl fmt::Display, allowed: &'static str) -> Self {
         Self { field, value: value.to_string(), allowed }
     }

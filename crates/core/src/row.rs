@@ -1,6 +1,6 @@
-//! What survives a crash: rows, each replacing the earlier one about the same thing.
+//! Rows that survive a crash, each replacing the earlier one about the same thing.
 //!
-//! Rows are facts, not commands: an upgraded pool reads what was decided and never decides it again. Renewals are not
+//! Rows are facts, not commands: an upgraded pool reads earlier decisions and never repeats them. Renewals are not
 //! written; after [`crate::Pool::restore`] every lease gets one full ttl.
 
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use crate::request::Request;
 use crate::units::PoolTime;
 use crate::workload::{TaskClass, Turnover};
 
-/// One thing to keep.
+/// A row to commit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolRow {
     Node(NodeRow),
-    /// A device and its small number: the gpu_id map.
+    /// Device with its number on its node.
     Device(DeviceRow),
     Lease(LeaseRow),
-    /// A lease that need not be kept for the pool any more (history may keep it).
+    /// Lease that the pool no longer needs (history may retain it).
     Forget(LeaseId),
-    /// A node that is not kept any more. Its number may go to another node.
+    /// Node that was removed. Its number may go to another node.
     ForgetNode(NodeId),
-    /// A device that is not kept any more. Its number may go to another device.
+    /// Device that was removed. Its number may go to another device.
     ForgetDevice(DeviceId),
-    /// What must never repeat or go back.
+    /// Numbers that never repeat or go back.
     Counters(PoolCounters),
     Policies(Box<Policies>),
-    /// What an owner used.
+    /// Use of one owner.
     Usage(UsageRow),
-    /// A class of the learned workload.
+    /// Class of the learned workload.
     Workload(WorkloadRow),
 }
 
@@ -54,41 +54,41 @@ pub struct DeviceRow {
     pub cordon: CordonState,
 }
 
-/// A lease, without heartbeats.
+/// A lease without its heartbeats.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRow {
     pub id: LeaseId,
     pub request: Arc<Request>,
-    /// The client's key that makes asking twice harmless.
+    /// Idempotency key of the client.
     pub key: Option<Arc<str>>,
-    /// Where it is in its life.
+    /// State of the lease.
     pub state: LeaseState,
     pub cause: Option<EndCause>,
     pub token: Option<Token>,
-    /// The node it is on, once granted.
+    /// Node of its devices, once granted.
     pub node: Option<NodeId>,
-    /// What it holds, or what still drains of it.
+    /// Devices that it holds or drains.
     pub promises: Arc<[DevicePromise]>,
-    /// Whether what it held is not free yet.
+    /// Whether its devices are not free yet after the end.
     pub draining: bool,
-    /// Whether its devices were quarantined because its processes stayed.
+    /// Whether its devices are quarantined because its processes stayed.
     pub quarantined: bool,
     pub decision: Option<Arc<PlacementDecision>>,
-    /// Who keeps it alive.
+    /// Process, control group or connection that keeps it alive.
     pub holder: Option<LeaseHolder>,
     pub created_at: PoolTime,
     pub granted_at: Option<PoolTime>,
     pub ended_at: Option<PoolTime>,
-    /// When a revocation takes effect.
+    /// Time at which a revocation takes effect.
     pub revoke_at: Option<PoolTime>,
-    /// When it may be held no longer.
+    /// Time at which the maximum duration ends.
     pub hard_end: Option<PoolTime>,
-    /// Its place in the order of arrival.
+    /// Position in the order of arrival.
     pub seq: u64,
 }
 
 impl LeaseRow {
-    /// A request that was just made, and waits.
+    /// Creates the row of a new request.
     pub(crate) fn new(id: LeaseId, seq: u64, request: Arc<Request>, key: Option<Arc<str>>, now: PoolTime) -> Self {
         Self {
             id,
@@ -113,40 +113,40 @@ impl LeaseRow {
     }
 }
 
-/// What must never repeat or go back.
+/// Numbers that never repeat or go back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PoolCounters {
-    /// The next lease's number.
+    /// Number of the next lease.
     pub next_lease: u64,
-    /// The next grant's token.
+    /// Token of the next grant.
     pub next_token: u64,
-    /// The next place in the order of arrival.
+    /// Arrival number of the next request.
     pub next_seq: u64,
-    /// The device `round-robin` used last.
+    /// Device that `round-robin` used last.
     pub last_device: Option<DeviceId>,
-    /// Arrivals the learned workload has seen.
+    /// Arrivals that the learned workload counted.
     pub workload_arrivals: u64,
-    /// How many tasks leave for each that comes.
+    /// Departures per arrival.
     pub turnover: Turnover,
 }
 
-/// What an owner used in a period.
+/// Use of one owner in one period.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageRow {
     pub owner: Arc<str>,
-    /// Which period, counted from time zero.
+    /// Number of the period, counted from time zero.
     pub period: u64,
     /// Thousandths of a GPU × milliseconds, up to `settled_at`.
     pub share_millis: u64,
     pub settled_at: PoolTime,
 }
 
-/// A class of the learned workload.
+/// Class of the learned workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadRow {
     pub class: TaskClass,
     pub seen: u64,
-    /// How many had been seen when the workload was last taken over.
+    /// Count when the workload was last adopted.
     pub in_force: u64,
 }

@@ -1,6 +1,6 @@
 //! Units as types: a share of a GPU, bytes of memory, host CPUs, time and percentages.
 //!
-//! A bare integer never crosses a function here, so thousandths cannot be mistaken for percent nor MiB for bytes.
+//! No function takes a bare integer, so thousandths cannot be mistaken for percent nor MiB for bytes.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub, SubAssign};
@@ -15,20 +15,20 @@ macro_rules! quantity {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// Nothing of it.
+            /// The zero value.
             pub const ZERO: Self = Self(0);
 
-            /// The difference, or zero where `other` is larger.
+            /// Returns the difference, or zero if `other` is larger.
             pub const fn saturating_sub(self, other: Self) -> Self {
                 Self(self.0.saturating_sub(other.0))
             }
 
-            /// The sum, or the largest value there is.
+            /// Returns the sum, or the largest value.
             pub const fn saturating_add(self, other: Self) -> Self {
                 Self(self.0.saturating_add(other.0))
             }
 
-            /// Whether it is nothing.
+            /// Whether it is zero.
             pub const fn is_zero(self) -> bool {
                 self.0 == 0
             }
@@ -63,12 +63,12 @@ macro_rules! quantity {
 }
 
 quantity! {
-    /// Thousandths of a GPU; [`Share::WHOLE`] is one GPU, alone.
+    /// Thousandths of a GPU; [`Share::WHOLE`] is one exclusive GPU.
     Share(u32)
 }
 
 quantity! {
-    /// An amount of memory in bytes.
+    /// Memory in bytes.
     Bytes(u64)
 }
 
@@ -78,21 +78,20 @@ quantity! {
 }
 
 quantity! {
-    /// A length of time in milliseconds.
+    /// Duration in milliseconds.
     Millis(u64)
 }
 
 impl Share {
-    /// One whole GPU.
     pub const WHOLE: Self = Self(1000);
 
-    /// The share nearest to a fraction of one GPU, or `None` above 1.0, below what rounds to 0.001, or not a number.
+    /// Returns the share nearest to a fraction of one GPU, or `None` above 1.0, below 0.0005 or for NaN.
     pub fn from_fraction(fraction: f64) -> Option<Self> {
         let thousandths = (fraction * 1000.0).round();
         (fraction <= 1.0 && thousandths >= 1.0).then_some(Self(thousandths as u32))
     }
 
-    /// The share as a fraction of one GPU.
+    /// Returns the share as a fraction of one GPU.
     pub fn as_fraction(self) -> f64 {
         f64::from(self.0) / 1000.0
     }
@@ -107,7 +106,7 @@ impl fmt::Display for Share {
 impl Bytes {
     const MIB: u64 = 1024 * 1024;
 
-    /// So many MiB, or `None` where that does not fit.
+    /// Converts from MiB; `None` on overflow.
     pub const fn from_mib(mib: u64) -> Option<Self> {
         match mib.checked_mul(Self::MIB) {
             Some(bytes) => Some(Self(bytes)),
@@ -115,12 +114,12 @@ impl Bytes {
         }
     }
 
-    /// Whole MiB, rounded down.
+    /// Returns whole MiB, rounded down.
     pub const fn as_mib(self) -> u64 {
         self.0 / Self::MIB
     }
 
-    /// `share` thousandths of this amount, rounded down.
+    /// Returns `share` thousandths of this amount, rounded down.
     pub const fn part(self, share: Share) -> Self {
         Self((self.0 as u128 * share.0 as u128 / 1000) as u64)
     }
@@ -139,19 +138,17 @@ impl fmt::Display for MilliCpus {
 }
 
 impl Millis {
-    /// So many seconds.
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1000))
     }
 
-    /// So many minutes.
     pub const fn from_mins(mins: u64) -> Self {
         Self::from_secs(mins.saturating_mul(60))
     }
 }
 
 impl fmt::Display for Millis {
-    /// One rounded-up unit, as a person says it: `45 s`, `12 min`, `3 h`, `2 d`.
+    /// One unit, rounded up: `45 s`, `12 min`, `3 h`, `2 d`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let secs = self.0.div_ceil(1000);
         match secs {
@@ -163,45 +160,45 @@ impl fmt::Display for Millis {
     }
 }
 
-/// An instant on the pool's own clock, in milliseconds.
+/// Instant on the pool's own clock, in milliseconds.
 ///
-/// Whoever drives a pool chooses where zero is; it must go on growing across restarts that restore the pool.
+/// The caller chooses zero; the clock must keep growing across restarts that restore the pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PoolTime(pub u64);
 
 impl PoolTime {
-    /// The instant `after` later, or the end of time.
+    /// Returns the instant `after` later, or the last instant.
     pub const fn after(self, after: Millis) -> Self {
         Self(self.0.saturating_add(after.0))
     }
 
-    /// How long ago `earlier` was; zero where it lies ahead.
+    /// Returns the time since `earlier`, or zero if it lies ahead.
     pub const fn since(self, earlier: Self) -> Millis {
         Millis(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// A percentage, kept in thousandths of a percent so that comparisons are exact.
+/// Percentage in thousandths of a percent, so that comparisons are exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Percent(pub u32);
 
 impl Percent {
-    /// 100 %.
     pub const FULL: Self = Self(100_000);
 
-    /// A percentage from a number, or `None` outside 0..=100 (NaN included).
+    /// Converts from a number; `None` outside 0..=100 and for NaN.
     pub fn from_number(percent: f64) -> Option<Self> {
         (0.0..=100.0).contains(&percent).then(|| Self((percent * 1000.0).round() as u32))
     }
 
-    /// The percentage as a number.
+    /// Returns the percentage as a number.
     pub fn as_number(self) -> f64 {
         f64::from(self.0) / 1000.0
     }
 
-    /// What percentage `part` is of `whole`; 100 % of nothing. Rounded up: what it calls less is less.
+    /// Returns the percentage that `part` is of `whole`, rounded up so that it never falls below a threshold; 100 % if
+    /// `whole` is zero.
     pub const fn of(part: Bytes, whole: Bytes) -> Self {
         if whole.0 == 0 {
             return Self::FULL;
@@ -210,12 +207,12 @@ impl Percent {
         Self(if ratio > u32::MAX as u128 { u32::MAX } else { ratio as u32 })
     }
 
-    /// A share as a percentage of one GPU.
+    /// Returns a share as a percentage of one GPU.
     pub const fn of_share(share: Share) -> Self {
         Self(share.0.saturating_mul(100))
     }
 
-    /// The difference, or zero where `other` is larger.
+    /// Returns the difference, or zero if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
@@ -250,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_read_as_a_person_says_them() {
+    fn durations_are_shown_in_one_unit() {
         assert_eq!(Millis::from_mins(12).to_string(), "12 min");
         assert_eq!(Millis(1).to_string(), "1 s");
         assert_eq!(Millis::from_mins(180).to_string(), "3 h");

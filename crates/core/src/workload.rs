@@ -1,8 +1,8 @@
-//! The tasks a pool expects: told by an operator, or learned from what is asked for.
+//! Expected workload, configured by an operator or learned from arrivals.
 //!
-//! `fgd` and `least-fragmentation` judge a place by what it leaves for the tasks to come. In production nobody knows
-//! those, so the pool counts arrivals by class and takes the counts over at 50, 100, 200, 400 arrivals and every 500
-//! after. Taking over in steps, not at once, keeps decisions cacheable in between.
+//! `fgd` and `least-fragmentation` score a placement by the room it leaves for the tasks to come. The pool counts
+//! arrivals by class and adopts the counts after 50, 100, 200 and 400 arrivals and then every 500. Between these steps
+//! decisions stay cacheable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,40 +13,40 @@ use crate::limits;
 use crate::row::WorkloadRow;
 use crate::units::{MilliCpus, Share};
 
-/// Tasks that are alike to placement. Ordered by its fields from the top, which decides equal counts.
+/// Tasks that are alike to placement. The order of the fields decides between equal counts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaskClass {
     pub cpus: MilliCpus,
     pub share: Share,
     pub gpus: u16,
-    /// Allowed models, as written: `A|B`; empty for any.
+    /// Allowed models as written, `A|B`; empty for any.
     pub models: Arc<str>,
 }
 
 impl TaskClass {
-    /// What the task takes of all GPUs together.
+    /// Returns the thousandths it takes of all GPUs together.
     pub fn gpu_milli(&self) -> u64 {
         u64::from(self.gpus) * u64::from(self.share.0)
     }
 
-    /// The allowed models; none means any.
+    /// Returns the allowed models; none means any.
     pub fn model_names(&self) -> impl Iterator<Item = &str> {
         self.models.split('|').filter(|name| !name.is_empty())
     }
 }
 
-/// A class of the target workload and the part of all tasks it makes up.
+/// Class of the target workload with its part of all tasks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TargetClass {
     pub class: TaskClass,
-    /// Its part; the parts of all target classes add up to 1.
+    /// Part of all tasks; the parts of the target classes add up to 1.
     pub part: f64,
 }
 
-/// The most frequent classes until they cover 95 % of tasks: what fragmentation is measured against.
+/// Returns the most frequent classes that together cover 95 % of tasks; fragmentation is measured against them.
 ///
-/// Sorted by count, then by class, both descending; the class that crosses 95 % is in.
-pub fn target(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
+/// Sorted by count, then by class, both descending; the class that crosses 95 % is included.
+pub fn target_classes(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
     let mut sorted: Vec<&(TaskClass, u64)> = counts.iter().filter(|(_, count)| *count > 0).collect();
     sorted.sort_by(|a, b| (b.1, &b.0).cmp(&(a.1, &a.0)));
     let total = sorted.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
@@ -61,18 +61,18 @@ pub fn target(counts: &[(TaskClass, u64)]) -> Vec<TargetClass> {
     sorted[..taken].iter().map(|(class, count)| TargetClass { class: class.clone(), part: part(*count) }).collect()
 }
 
-/// What a pool knows about its tasks.
+/// Task counts, configured or learned, and turnover.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Workload {
-    told: Option<Vec<(TaskClass, u64)>>,
-    learned: BTreeMap<TaskClass, Seen>,
+pub(crate) struct WorkloadEstimate {
+    configured: Option<Vec<(TaskClass, u64)>>,
+    learned: BTreeMap<TaskClass, TaskClassCounts>,
     arrivals: u64,
     turnover: Turnover,
     /// Grows whenever the counts in force change.
     pub version: u64,
 }
 
-/// How many tasks leave for each that comes, counted over windows of 500 grants and taken over in quarters.
+/// Departures per arrival, counted over windows of 500 grants and adopted in quarters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turnover {
     granted: u32,
@@ -83,32 +83,32 @@ pub struct Turnover {
 const TURNOVER_WINDOW: u32 = 500;
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct TaskClassCounts {
     seen: u64,
     in_force: u64,
 }
 
-impl Workload {
-    /// Takes an operator's word, or goes back to learning where there is none.
-    pub fn tell(&mut self, classes: Vec<(TaskClass, u64)>) {
-        self.told = (!classes.is_empty()).then_some(classes);
+impl WorkloadEstimate {
+    /// Sets configured counts; an empty list returns to learning.
+    pub fn configure(&mut self, classes: Vec<(TaskClass, u64)>) {
+        self.configured = (!classes.is_empty()).then_some(classes);
         self.version += 1;
     }
 
-    /// Counts an arrival. Returns the rows that changed; many only when the counts are taken over.
-    pub fn arrived(&mut self, class: TaskClass, rows: &mut impl FnMut(WorkloadRow)) {
-        self.take_over_turnover();
-        if self.told.is_some() {
+    /// Counts an arrival. Passes the changed rows to `rows`; many only when the counts are adopted.
+    pub fn record_arrival(&mut self, class: TaskClass, rows: &mut impl FnMut(WorkloadRow)) {
+        self.adopt_turnover();
+        if self.configured.is_some() {
             return;
         }
-        if self.learned.len() >= limits::WORKLOAD_CLASSES && !self.learned.contains_key(&class) {
+        if self.learned.len() >= limits::MAX_WORKLOAD_CLASSES && !self.learned.contains_key(&class) {
             return;
         }
         self.arrivals = self.arrivals.saturating_add(1);
         let seen = self.learned.entry(class.clone()).or_default();
         seen.seen = seen.seen.saturating_add(1);
         rows(WorkloadRow { class, seen: seen.seen, in_force: seen.in_force });
-        if takes_over_at(self.arrivals) {
+        if is_adoption_step(self.arrivals) {
             for (class, seen) in &mut self.learned {
                 seen.in_force = seen.seen;
                 rows(WorkloadRow { class: class.clone(), seen: seen.seen, in_force: seen.in_force });
@@ -117,64 +117,65 @@ impl Workload {
         }
     }
 
-    pub fn granted(&mut self) {
+    pub fn record_grant(&mut self) {
         self.turnover.granted += 1;
     }
 
-    /// Takes over how many tasks left for each that came, once enough have come.
-    fn take_over_turnover(&mut self) {
+    /// Adopts the turnover of a window once it is full.
+    fn adopt_turnover(&mut self) {
         let Turnover { granted, ended, quarters } = self.turnover;
         if granted >= TURNOVER_WINDOW {
-            // Half as many leaving as coming is a cluster in full swing: from there on it counts as all.
+            // A cluster in which half as many tasks leave as arrive is saturated: such a turnover counts as 1.
             let now = ((8 * ended + granted / 2) / granted).min(4) as u8;
             self.turnover = Turnover { granted: 0, ended: 0, quarters: now };
             self.version += u64::from(now != quarters);
         }
     }
 
-    pub fn ended(&mut self) {
+    pub fn record_end(&mut self) {
         self.turnover.ended = self.turnover.ended.saturating_add(1).min(4 * TURNOVER_WINDOW);
     }
 
-    /// How much tasks leave: 0 where they only come, 1 where at least half as many leave as come.
+    /// Returns the departures per arrival: 0 if tasks only arrive, 1 if at least half as many leave as arrive.
     pub fn turnover(&self) -> f64 {
         f64::from(self.turnover.quarters) / 4.0
     }
 
-    /// What turnover is counted from.
+    /// Returns the counts behind the turnover.
     pub fn turnover_counts(&self) -> Turnover {
         self.turnover
     }
 
-    /// Arrivals counted so far.
+    /// Returns the number of counted arrivals.
     pub fn arrivals(&self) -> u64 {
         self.arrivals
     }
 
-    /// The counts in force.
+    /// Returns the counts in force.
     pub fn counts(&self) -> Vec<(TaskClass, u64)> {
-        match &self.told {
-            Some(told) => told.clone(),
+        match &self.configured {
+            Some(configured) => configured.clone(),
             None => self.learned.iter().map(|(class, seen)| (class.clone(), seen.in_force)).collect(),
         }
     }
 
-    /// Puts back what rows kept.
+    /// Restores the workload from its rows.
     pub fn restore(&mut self, rows: impl Iterator<Item = WorkloadRow>, arrivals: u64, turnover: Turnover) {
         self.turnover = Turnover {
             granted: turnover.granted.min(TURNOVER_WINDOW),
             ended: turnover.ended.min(4 * TURNOVER_WINDOW),
             quarters: turnover.quarters.min(4),
         };
-        self.learned =
-            rows.map(|row| (row.class, Seen { seen: row.seen, in_force: row.in_force.min(row.seen) })).collect();
+        self.learned = rows
+            .map(|row| (row.class, TaskClassCounts { seen: row.seen, in_force: row.in_force.min(row.seen) }))
+            .collect();
         let seen = self.learned.values().fold(0_u64, |sum, class| sum.saturating_add(class.seen));
         self.arrivals = arrivals.max(seen);
         self.version += 1;
     }
 }
 
-fn takes_over_at(arrivals: u64) -> bool {
+fn is_adoption_step(arrivals: u64) -> bool {
     match arrivals {
         0..=499 => arrivals.is_multiple_of(50) && (arrivals / 50).is_power_of_two(),
         _ => arrivals.is_multiple_of(500),
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_class_that_crosses_95_percent_is_in() {
-        let target = target(&[(class(1), 1), (class(2), 60), (class(3), 34), (class(4), 5)]);
+        let target = target_classes(&[(class(1), 1), (class(2), 60), (class(3), 34), (class(4), 5)]);
         let cpus: Vec<u64> = target.iter().map(|t| t.class.cpus.0).collect();
         assert_eq!(cpus, [2, 3, 4]);
         assert!((target.iter().map(|t| t.part).sum::<f64>() - 1.0).abs() < 1e-12);
@@ -199,23 +200,23 @@ mod tests {
 
     #[test]
     fn equal_counts_go_by_class_descending() {
-        let target = target(&[(class(1), 10), (class(2), 10)]);
+        let target = target_classes(&[(class(1), 10), (class(2), 10)]);
         assert_eq!(target[0].class.cpus, MilliCpus(2));
     }
 
     #[test]
-    fn learning_takes_over_in_growing_steps() {
-        let steps: Vec<u64> = (0..2100).filter(|n| takes_over_at(*n)).collect();
+    fn counts_are_adopted_in_growing_steps() {
+        let steps: Vec<u64> = (0..2100).filter(|n| is_adoption_step(*n)).collect();
         assert_eq!(steps, [50, 100, 200, 400, 500, 1000, 1500, 2000]);
     }
 
     #[test]
-    fn turnover_is_what_left_for_each_that_came() {
-        let mut workload = Workload::default();
+    fn turnover_is_departures_per_arrival() {
+        let mut workload = WorkloadEstimate::default();
         let mut window = |left: u32| {
-            (0..TURNOVER_WINDOW).for_each(|_| workload.granted());
-            (0..left).for_each(|_| workload.ended());
-            workload.arrived(class(1), &mut |_| ());
+            (0..TURNOVER_WINDOW).for_each(|_| workload.record_grant());
+            (0..left).for_each(|_| workload.record_end());
+            workload.record_arrival(class(1), &mut |_| ());
             workload.turnover()
         };
         assert_eq!(window(0), 0.0);
@@ -225,15 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_the_first_step() {
-        let mut workload = Workload::default();
+    fn no_workload_is_adopted_before_the_first_step() {
+        let mut workload = WorkloadEstimate::default();
         let mut rows = 0;
         for _ in 0..49 {
-            workload.arrived(class(1), &mut |_| rows += 1);
+            workload.record_arrival(class(1), &mut |_| rows += 1);
         }
-        assert!(target(&workload.counts()).is_empty());
-        workload.arrived(class(1), &mut |_| rows += 1);
-        assert_eq!(target(&workload.counts()).len(), 1);
+        assert!(target_classes(&workload.counts()).is_empty());
+        workload.record_arrival(class(1), &mut |_| rows += 1);
+        assert_eq!(target_classes(&workload.counts()).len(), 1);
         assert_eq!(rows, 51);
     }
 }

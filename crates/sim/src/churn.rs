@@ -1,4 +1,5 @@
-//! Tasks that come and go: Poisson arrivals, exponential lifetimes, types drawn as often as they come in the trace.
+//! Simulation of tasks that arrive and leave: Poisson arrivals, exponential lifetimes, types as frequent as in the
+//! trace.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,13 +7,13 @@ use std::collections::BinaryHeap;
 use gpupool_core::LeaseId;
 use serde::Serialize;
 
-use crate::scenario::{Cluster, Scenario};
+use crate::scenario::{Scenario, SimulatedCluster};
 use crate::trace::TraceError;
 
-/// Part of the arrivals that only fill the cluster and are not measured.
+/// Part of the arrivals that only fills the cluster and is not measured.
 const WARM_UP: f64 = 1.0 / 3.0;
 
-/// How it went.
+/// Figures of one simulation.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChurnResult {
     pub trace: String,
@@ -20,32 +21,31 @@ pub struct ChurnResult {
     pub seed: u64,
     /// Offered load.
     pub load: f64,
-    /// Tasks that arrived.
     pub arrivals: u64,
     /// Tasks that found no place.
     pub failed: u64,
-    /// Percent of GPU capacity in use, averaged over time once the cluster had filled.
+    /// Percent of GPU capacity in use, averaged over time after the warm-up.
     pub mean_allocated: f64,
-    /// Percent of the multi-GPU tasks refused in that time.
+    /// Percent of the multi-GPU tasks refused after the warm-up.
     pub refused_multi_gpu: f64,
-    /// Microseconds a decision took.
+    /// Microseconds per decision.
     pub us_per_decision: f64,
-    /// Microseconds a decision took that took over a newly learned workload.
+    /// Microseconds per decision that also adopted a newly learned workload.
     pub us_per_refresh: f64,
 }
 
 impl Scenario<'_> {
-    /// Lets tasks of the trace's types come and go: `load` is GPU demand in the long run as a part of capacity, `arrivals`
-    /// how many come. The seed is that of arrivals, lifetimes and node ranks.
+    /// Simulates arrivals and departures of the trace's task types. `load` is the long-run GPU demand as a part of
+    /// capacity, `arrivals` the number of tasks. The seed determines arrivals, lifetimes and node ranks.
     pub fn churn(&self, load: f64, arrivals: u64) -> Result<ChurnResult, TraceError> {
         let types = self.folder.types(self.trace)?;
-        let mut rng = Rng::new(self.seed);
+        let mut rng = SplitMix64::new(self.seed);
         let ranks = shuffled(self.folder.nodes.len(), &mut rng);
-        let mut cluster = Cluster::new(self, &ranks, &types);
+        let mut cluster = SimulatedCluster::new(self, &ranks, &types);
 
         let total: u64 = types.iter().map(|task| task.count).sum();
         let asked: f64 = types.iter().map(|task| task.count as f64 * task.gpu_milli() as f64).sum();
-        let between = asked / total.max(1) as f64 / (load * cluster.capacity as f64);
+        let mean_interval = asked / total.max(1) as f64 / (load * cluster.capacity as f64);
         let cumulative: Vec<u64> = types
             .iter()
             .scan(0, |sum, task| {
@@ -55,19 +55,19 @@ impl Scenario<'_> {
             .collect();
 
         // Times are never negative, so their bits have the same order.
-        let mut leaving: BinaryHeap<Reverse<(u64, LeaseId, usize)>> = BinaryHeap::new();
+        let mut departures: BinaryHeap<Reverse<(u64, LeaseId, usize)>> = BinaryHeap::new();
         let (mut now, mut used, mut failed) = (0.0, 0_u64, 0_u64);
         let (mut multi, mut multi_refused) = (0_u64, 0_u64);
         let (mut area, mut measured_from) = (0.0, None);
         let measure_after = (arrivals as f64 * WARM_UP) as u64;
         for arrival in 0..arrivals {
-            let next = now + rng.exponential(between);
-            while leaving.peek().is_some_and(|Reverse((at, ..))| f64::from_bits(*at) <= next) {
-                let Some(Reverse((at, lease, task_type))) = leaving.pop() else { break };
+            let next = now + rng.exponential(mean_interval);
+            while departures.peek().is_some_and(|Reverse((at, ..))| f64::from_bits(*at) <= next) {
+                let Some(Reverse((at, lease, task_type))) = departures.pop() else { break };
                 let at = f64::from_bits(at);
                 area += (at - now) * used as f64;
                 now = at;
-                cluster.remove(lease);
+                cluster.remove_task(lease);
                 used -= types[task_type].gpu_milli();
             }
             area += (next - now) * used as f64;
@@ -75,9 +75,9 @@ impl Scenario<'_> {
             if arrival == measure_after {
                 (area, measured_from) = (0.0, Some(now));
             }
-            let drawn = rng.below(total.max(1));
-            let task_type = cumulative.partition_point(|sum| *sum <= drawn);
-            let placed = cluster.place(task_type);
+            let sample = rng.below(total.max(1));
+            let task_type = cumulative.partition_point(|sum| *sum <= sample);
+            let placed = cluster.place_task(task_type);
             let lifetime = rng.exponential(1.0);
             if types[task_type].gpus > 1 && measured_from.is_some() {
                 multi += 1;
@@ -86,7 +86,7 @@ impl Scenario<'_> {
             match placed {
                 Some(lease) => {
                     used += types[task_type].gpu_milli();
-                    leaving.push(Reverse(((now + lifetime).to_bits(), lease, task_type)));
+                    departures.push(Reverse(((now + lifetime).to_bits(), lease, task_type)));
                 }
                 None => failed += 1,
             }
@@ -102,12 +102,12 @@ impl Scenario<'_> {
             mean_allocated: if measured > 0.0 { 100.0 * area / measured / cluster.capacity as f64 } else { 0.0 },
             refused_multi_gpu: if multi == 0 { 0.0 } else { 100.0 * multi_refused as f64 / multi as f64 },
             us_per_decision: cluster.us_per_decision(),
-            us_per_refresh: cluster.us_per_take_over(),
+            us_per_refresh: cluster.us_per_refresh(),
         })
     }
 }
 
-fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
+fn shuffled(count: usize, rng: &mut SplitMix64) -> Vec<usize> {
     let mut ranks: Vec<usize> = (0..count).collect();
     for last in (1..count).rev() {
         ranks.swap(last, rng.below(last as u64 + 1) as usize);
@@ -115,11 +115,11 @@ fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     ranks
 }
 
-// Random numbers that are the same on every machine for a seed (SplitMix64).
+// Random numbers that are equal on every machine for a seed.
 
-pub(crate) struct Rng(u64);
+pub(crate) struct SplitMix64(u64);
 
-impl Rng {
+impl SplitMix64 {
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -132,17 +132,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// Evenly from 0 up to, and without, 1.
+    /// Returns a uniform number from 0 up to, but not including, 1.
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Exponentially with this mean.
+    /// Returns an exponential number with this mean.
     pub fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.unit()).ln()
     }
 
-    /// Evenly below `end`, which is not 0.
+    /// Returns a uniform number below `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }

@@ -1,7 +1,7 @@
-//! How good a placement strategy is, measured by replaying traces through the real [`gpupool_core::Pool`].
+//! Measures placement strategies by replaying traces through the real [`gpupool_core::Pool`].
 //!
-//! [`trace`] reads a folder of traces, a [`Scenario`] says what to do with it: [`replay`] fills an empty cluster with
-//! arrivals that never leave, [`churn`] lets them leave; [`plot`] draws the outcome.
+//! [`trace`] reads a folder of traces and a [`Scenario`] selects the simulation: [`replay`] fills an empty cluster with
+//! arrivals that never leave, [`churn`] lets them leave, and [`plot`] draws the result.
 
 pub mod churn;
 pub mod plot;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// A named curve: its value when arrivals came to 0, 1, 2, … percent of capacity.
+/// Named curve with a value for each percent of capacity that has arrived.
 #[derive(Debug, Clone)]
 pub struct PlotCurve {
     pub name: String,
@@ -15,10 +15,10 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 170.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 52.0;
-/// Told apart by people who see few colours too (Okabe and Ito's set).
+/// Colours that are distinct for colour-blind readers (Okabe and Ito's set).
 const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#000000"];
 
-/// Draws the curves from `from` percent of arrivals on, on a page of their own.
+/// Draws the curves from `from` percent of arrivals on, as a page.
 pub fn render_svg(title: &str, curves: &[PlotCurve], from: usize) -> String {
     let last = curves.iter().map(|curve| curve.values.len().saturating_sub(1)).max().unwrap_or(0).max(from + 1);
     let shown = curves.iter().flat_map(|curve| curve.values.iter().skip(from));
@@ -52,7 +52,7 @@ pub fn render_svg(title: &str, curves: &[PlotCurve], from: usize) -> String {
         (LEFT + WIDTH - RIGHT) / 2.0,
         HEIGHT - 12.0
     ));
-    // Names beside the ends of their curves, pushed apart where they would touch.
+    // Labels beside the ends of their curves, pushed apart if they would overlap.
     let mut ends: Vec<(usize, f64)> =
         curves.iter().enumerate().map(|(i, curve)| (i, curve.values.last().map_or(0.0, |value| y(*value)))).collect();
     ends.sort_by(|a, b| a.1.total_cmp(&b.1));

@@ -3,20 +3,19 @@
 
 use serde::Serialize;
 
-use crate::scenario::{Cluster, Scenario};
+use crate::scenario::{Scenario, SimulatedCluster};
 use crate::trace::TraceError;
 
-/// How it went.
+/// Figures of one replay.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReplayResult {
     pub trace: String,
     pub strategy: &'static str,
     pub seed: u64,
-    /// Tasks that arrived.
     pub arrivals: u64,
     /// Tasks that found no place.
     pub failed: u64,
-    /// GPU thousandths in use just before the arrival that makes what arrived exceed capacity.
+    /// GPU thousandths in use just before the arrival that exceeds capacity.
     pub used_gpu_milli_100: u64,
     /// GPU thousandths in use at the end.
     pub used_gpu_milli_end: u64,
@@ -26,21 +25,21 @@ pub struct ReplayResult {
     pub unallocated_130: f64,
     /// Percent of the multi-GPU tasks refused while arrivals came to at most 95 % of capacity.
     pub refused_multi_gpu_95: f64,
-    /// Microseconds a decision took.
+    /// Microseconds per decision.
     pub us_per_decision: f64,
-    /// Microseconds a decision took that took over a newly learned workload.
+    /// Microseconds per decision that also adopted a newly learned workload.
     pub us_per_refresh: f64,
-    /// Percent of capacity not in use when arrivals came to 0, 1, 2, … percent of it.
+    /// Percent of capacity not in use for each percent of capacity that has arrived.
     #[serde(skip)]
     pub curve: Vec<f64>,
 }
 
 impl Scenario<'_> {
-    /// Places the arrivals of the trace in an empty cluster; the seed is one that the trace has.
+    /// Places the arrivals of the trace in an empty cluster; the seed must exist in the trace.
     pub fn replay(&self) -> Result<ReplayResult, TraceError> {
         let types = self.folder.types(self.trace)?;
         let arrivals = self.folder.arrivals(self.trace, self.seed, types.len())?;
-        let mut cluster = Cluster::new(self, &arrivals.node_ranks, &types);
+        let mut cluster = SimulatedCluster::new(self, &arrivals.node_ranks, &types);
         let capacity = cluster.capacity;
         let unallocated = |used: u64| 100.0 - 100.0 * used as f64 / capacity as f64;
 
@@ -57,7 +56,7 @@ impl Scenario<'_> {
             while curve.len() as u64 * capacity <= arrived * 100 {
                 curve.push(unallocated(used));
             }
-            let placed = cluster.place(task_type).is_some();
+            let placed = cluster.place_task(task_type).is_some();
             if placed {
                 used += task.gpu_milli();
             } else {
@@ -81,7 +80,7 @@ impl Scenario<'_> {
             unallocated_130: unallocated(used),
             refused_multi_gpu_95: if multi == 0 { 0.0 } else { 100.0 * multi_refused as f64 / multi as f64 },
             us_per_decision: cluster.us_per_decision(),
-            us_per_refresh: cluster.us_per_take_over(),
+            us_per_refresh: cluster.us_per_refresh(),
             curve,
         })
     }

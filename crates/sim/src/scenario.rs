@@ -1,4 +1,4 @@
-//! What is simulated: a trace, an order of arrivals, a strategy, and what it knows.
+//! Scenario of a simulation: trace, order of arrivals, strategy and known workload.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,61 +12,58 @@ use gpupool_core::{
 
 use crate::trace::{TaskType, TraceFolder, TraceNode};
 
-/// In which order nodes are numbered, which is how equal scores are decided.
+/// Numbering of nodes, which decides between equal scores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NodeOrdering {
-    /// By the rank the trace gives them.
+    /// By the rank in the trace.
     #[default]
     Trace,
-    /// Most GPUs first.
     GpusDesc,
     /// Fewest CPUs per GPU first.
     CpuPerGpuAsc,
 }
 
-/// Where strategies that look ahead know the workload from.
+/// Source of the workload for strategies that consider it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WorkloadSource {
-    /// Told before the first arrival.
+    /// Configured before the first arrival.
     #[default]
     Known,
     /// Learned from the arrivals.
     Learned,
 }
 
-/// What to simulate; [`Scenario::replay`] and [`Scenario::churn`] do.
+/// Simulation to run with [`Scenario::replay`] or [`Scenario::churn`].
 #[derive(Debug, Clone)]
 pub struct Scenario<'a> {
     pub folder: &'a TraceFolder,
     pub trace: &'a str,
-    /// Which order of arrivals.
+    /// Number of the arrival order.
     pub seed: u64,
     pub strategy: PlacementStrategy,
-    /// Where the workload is known from.
     pub workload: WorkloadSource,
-    /// How nodes are numbered.
     pub node_order: NodeOrdering,
 }
 
-// The traced cluster as a pool without policies, and tasks as requests to it.
+// The traced cluster as a pool without policies, with tasks as requests.
 
-/// A pool with the nodes of a trace, and the requests its tasks make.
-pub(crate) struct Cluster {
+/// Pool with the nodes of a trace, and the requests of its tasks.
+pub(crate) struct SimulatedCluster {
     pool: Pool,
     requests: Vec<Arc<Request>>,
     outcome: ApplyOutcome,
-    /// All GPUs, in thousandths.
+    /// Capacity of all GPUs, in thousandths.
     pub capacity: u64,
-    /// Time spent deciding, apart from decisions that took over a newly learned workload.
-    pub deciding: Duration,
+    /// Time of decisions, without those that adopted a newly learned workload.
+    pub decision_time: Duration,
     pub decisions: u64,
-    /// Time of the decisions that took over a newly learned workload.
-    pub taking_over: Duration,
-    pub take_overs: u64,
+    /// Time of decisions that adopted a newly learned workload.
+    pub refresh_time: Duration,
+    pub refreshes: u64,
 }
 
-impl Cluster {
-    /// The empty cluster of a scenario; `ranks` are those of its nodes in name order.
+impl SimulatedCluster {
+    /// Creates the empty cluster of a scenario; `ranks` are those of its nodes in name order.
     pub fn new(scenario: &Scenario<'_>, ranks: &[usize], types: &[TaskType]) -> Self {
         let nodes = &scenario.folder.nodes;
         let mut numbered: Vec<(usize, &TraceNode)> = ranks.iter().copied().zip(nodes).collect();
@@ -80,10 +77,10 @@ impl Cluster {
             requests: types.iter().map(|task| Arc::new(request(task, scenario.strategy))).collect(),
             outcome: ApplyOutcome::default(),
             capacity: nodes.iter().map(|node| u64::from(node.gpus) * u64::from(Share::WHOLE.0)).sum(),
-            deciding: Duration::ZERO,
+            decision_time: Duration::ZERO,
             decisions: 0,
-            taking_over: Duration::ZERO,
-            take_overs: 0,
+            refresh_time: Duration::ZERO,
+            refreshes: 0,
         };
         for (_, node) in numbered {
             cluster.apply(node_seen(node));
@@ -102,44 +99,43 @@ impl Cluster {
     fn apply(&mut self, command: PoolCommand) -> Option<LeaseId> {
         self.outcome.clear();
         self.pool.begin_batch(PoolTime(0), &mut self.outcome);
-        let answer = self.pool.apply_in_batch(command, &mut self.outcome);
+        let reply = self.pool.apply_in_batch(command, &mut self.outcome);
         self.pool.finish_batch(&mut self.outcome);
-        match answer {
+        match reply {
             Ok(CommandReply::Lease(lease)) => Some(lease),
             Ok(_) | Err(_) => None,
         }
     }
 
-    /// Places a task, or not.
-    pub fn place(&mut self, task_type: usize) -> Option<LeaseId> {
+    /// Requests a task; `None` if it found no place.
+    pub fn place_task(&mut self, task_type: usize) -> Option<LeaseId> {
         let command = PoolCommand::Request { request: self.requests[task_type].clone(), key: None };
         let version = self.pool.workload_version();
         let start = Instant::now();
         let lease = self.apply(command);
         let took = start.elapsed();
         if self.pool.workload_version() == version {
-            self.deciding += took;
+            self.decision_time += took;
             self.decisions += 1;
         } else {
-            self.taking_over += took;
-            self.take_overs += 1;
+            self.refresh_time += took;
+            self.refreshes += 1;
         }
         lease
     }
 
-    /// Takes a task away.
-    pub fn remove(&mut self, lease: LeaseId) {
+    pub fn remove_task(&mut self, lease: LeaseId) {
         self.apply(PoolCommand::Release { lease });
     }
 
-    /// Microseconds of an ordinary decision.
+    /// Returns the microseconds per ordinary decision.
     pub fn us_per_decision(&self) -> f64 {
-        micros(self.deciding, self.decisions)
+        micros(self.decision_time, self.decisions)
     }
 
-    /// Microseconds of a decision that took over a newly learned workload; 0 where there was none.
-    pub fn us_per_take_over(&self) -> f64 {
-        micros(self.taking_over, self.take_overs)
+    /// Returns the microseconds per decision that adopted a newly learned workload, or 0 without any.
+    pub fn us_per_refresh(&self) -> f64 {
+        micros(self.refresh_time, self.refreshes)
     }
 }
 

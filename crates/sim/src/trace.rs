@@ -1,4 +1,4 @@
-//! A folder of traces: the cluster's nodes, the types of tasks, and the order in which they arrive.
+//! Reader for a folder of traces: nodes of the cluster, types of tasks, and their order of arrival.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,20 @@ use std::sync::Arc;
 
 use gpupool_core::{Bytes, MilliCpus, Share};
 
-/// What is wrong with a folder of traces.
+/// Error in a folder of traces.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
-    /// A line does not say what it should.
+    /// A line is invalid.
     #[error("{path}, line {line}: {what}")]
     Line { path: PathBuf, line: usize, what: String },
-    /// There is nothing to replay.
+    /// The folder has no trace.
     #[error("{path} has no trace: expected arrivals/<trace>_types.csv and arrivals/<trace>_seed<n>.txt")]
     Empty { path: PathBuf },
 }
 
-/// A node of the cluster.
 #[derive(Debug, Clone)]
 pub struct TraceNode {
     pub name: Arc<str>,
@@ -31,40 +30,38 @@ pub struct TraceNode {
     pub model: Arc<str>,
 }
 
-/// A type of task.
 #[derive(Debug, Clone)]
 pub struct TaskType {
     pub cpus: MilliCpus,
     pub memory: Bytes,
     pub gpus: u16,
-    /// Share of each; whole where there are several.
+    /// Share of each GPU; whole for several GPUs.
     pub share: Share,
     /// Allowed models as written, `A|B`; empty for any.
     pub models: Arc<str>,
-    /// How often it comes in the trace.
+    /// Number of occurrences in the trace.
     pub count: u64,
 }
 
 impl TaskType {
-    /// What it takes of all GPUs together.
+    /// Returns the thousandths it takes of all GPUs together.
     pub fn gpu_milli(&self) -> u64 {
         u64::from(self.gpus) * u64::from(self.share.0)
     }
 }
 
-/// The order of arrivals for one seed.
+/// Order of arrivals for one seed.
 #[derive(Debug, Clone)]
 pub struct TraceArrivals {
     pub types: Vec<usize>,
-    /// For the i-th node in name order its rank: equal scores go to the lowest.
+    /// Rank of each node in name order: equal scores go to the lowest.
     pub node_ranks: Vec<usize>,
 }
 
-/// A folder of traces.
 #[derive(Debug, Clone)]
 pub struct TraceFolder {
     root: PathBuf,
-    /// The cluster, in name order.
+    /// Nodes of the cluster in name order.
     pub nodes: Vec<TraceNode>,
 }
 
@@ -86,7 +83,7 @@ impl TraceFolder {
         Ok(Self { root: root.to_owned(), nodes })
     }
 
-    /// The names of its traces.
+    /// Returns the names of the traces.
     pub fn traces(&self) -> Result<Vec<String>, TraceError> {
         let names = self.arrival_files()?;
         let mut traces: Vec<String> =
@@ -98,7 +95,7 @@ impl TraceFolder {
         Ok(traces)
     }
 
-    /// The seeds a trace comes with.
+    /// Returns the seeds of a trace.
     pub fn seeds(&self, trace: &str) -> Result<Vec<u64>, TraceError> {
         let seed = |name: &String| name.strip_prefix(trace)?.strip_prefix("_seed")?.strip_suffix(".txt")?.parse().ok();
         let mut seeds: Vec<u64> = self.arrival_files()?.iter().filter_map(seed).collect();
@@ -106,7 +103,7 @@ impl TraceFolder {
         Ok(seeds)
     }
 
-    /// The types of tasks of a trace.
+    /// Reads the task types of a trace.
     pub fn types(&self, trace: &str) -> Result<Vec<TaskType>, TraceError> {
         let path = self.root.join("arrivals").join(format!("{trace}_types.csv"));
         let columns = ["type", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "count_in_trace"];
@@ -117,7 +114,7 @@ impl TraceFolder {
             }
             let (gpus, share): (u16, u32) = (row.number(3)?, row.number(4)?);
             if share > Share::WHOLE.0 || (gpus == 0) != (share == 0) || (gpus > 1 && share != Share::WHOLE.0) {
-                return Err(row.error(format!("{gpus} GPUs of {share} thousandths are not a task")));
+                return Err(row.error(format!("{gpus} GPUs of {share} thousandths is not a valid task")));
             }
             types.push(TaskType {
                 cpus: MilliCpus(row.number(1)?),
@@ -131,14 +128,14 @@ impl TraceFolder {
         Ok(types)
     }
 
-    /// The arrivals of a trace for a seed.
+    /// Reads the arrivals of a trace for a seed.
     pub fn arrivals(&self, trace: &str, seed: u64, types: usize) -> Result<TraceArrivals, TraceError> {
         let path = self.root.join("arrivals").join(format!("{trace}_seed{seed}.txt"));
         let text = read(&path)?;
         let mut lines = text.lines();
         let mut numbers = |line: usize, below: usize| -> Result<Vec<usize>, TraceError> {
             let wrong = |what| TraceError::Line { path: path.clone(), line, what };
-            let words = lines.next().ok_or_else(|| wrong("the line is missing".into()))?.split_ascii_whitespace();
+            let words = lines.next().ok_or_else(|| wrong("missing line".into()))?.split_ascii_whitespace();
             let number = |word: &str| match word.parse::<usize>() {
                 Ok(number) if number < below => Ok(number),
                 _ => Err(wrong(format!("{word:?} is not a number below {below}"))),
@@ -165,21 +162,21 @@ fn read(path: &Path) -> Result<String, TraceError> {
     fs::read_to_string(path).map_err(|source| TraceError::Read { path: path.to_owned(), source })
 }
 
-/// A row of comma-separated values without quotes.
-struct CsvRow<'a> {
+/// Row of comma-separated values without quotes.
+struct TraceCsvRow<'a> {
     path: &'a Path,
     line: usize,
     cells: Vec<&'a str>,
 }
 
-/// The rows of a file whose first line names the columns, with the cells of `columns` in that order.
-fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<CsvRow<'a>>, TraceError> {
+/// Reads the rows of a file whose first line names the columns, with the cells of `columns` in that order.
+fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<TraceCsvRow<'a>>, TraceError> {
     let mut lines = text.lines().enumerate();
     let wrong = |line: usize, what| TraceError::Line { path: path.to_owned(), line, what };
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split(',').collect()).unwrap_or_default();
     let find = |column: &&str| {
         let found = header.iter().position(|name| name.trim() == *column);
-        found.ok_or_else(|| wrong(1, format!("there is no column {column:?}")))
+        found.ok_or_else(|| wrong(1, format!("missing column {column:?}")))
     };
     let positions = columns.iter().map(find).collect::<Result<Vec<_>, _>>()?;
     let mut rows = Vec::new();
@@ -188,7 +185,7 @@ fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<CsvRo
         if cells.len() != header.len() {
             return Err(wrong(number + 1, format!("{} cells, the header has {}", cells.len(), header.len())));
         }
-        rows.push(CsvRow {
+        rows.push(TraceCsvRow {
             path,
             line: number + 1,
             cells: positions.iter().map(|&position| cells[position]).collect(),
@@ -197,17 +194,17 @@ fn rows<'a>(path: &'a Path, text: &'a str, columns: &[&str]) -> Result<Vec<CsvRo
     Ok(rows)
 }
 
-impl CsvRow<'_> {
+impl TraceCsvRow<'_> {
     fn text(&self, cell: usize) -> &str {
         self.cells[cell]
     }
 
     fn number<T: FromStr>(&self, cell: usize) -> Result<T, TraceError> {
-        self.cells[cell].parse().map_err(|_| self.error(format!("{:?} is not a number that fits", self.cells[cell])))
+        self.cells[cell].parse().map_err(|_| self.error(format!("{:?} is not a number in range", self.cells[cell])))
     }
 
     fn mib(&self, cell: usize) -> Result<Bytes, TraceError> {
-        Bytes::from_mib(self.number(cell)?).ok_or_else(|| self.error(format!("{} MiB are too many", self.cells[cell])))
+        Bytes::from_mib(self.number(cell)?).ok_or_else(|| self.error(format!("{} MiB is too much", self.cells[cell])))
     }
 
     fn error(&self, what: String) -> TraceError {

@@ -19,7 +19,7 @@ use std::{env, io};
 use common::{clock, lease_ids, open, queued_lease};
 use gpupool_core::{LeaseRow, Millis, PoolRow, Request};
 use gpupool_store::{ClockAnchor, CommitError, LeaseStore, SqliteStore, StoreError, TrailEvent, TrailQuery};
-use support::{Stage, owned, whole};
+use support::{PoolFixture, owned, whole};
 use tempfile::tempdir;
 
 use skipped::skipped;
@@ -88,11 +88,11 @@ fn releases_succeed_on_a_full_disk() {
 #[ignore = "run by the test above, on a small disk"]
 fn release_on_small_disk() {
     let dir = small_disk();
-    let mut stage = Stage::of(1);
-    let lease = stage.ask(owned("alice", whole()));
+    let mut fixture = PoolFixture::of(1);
+    let lease = fixture.request(owned("alice", whole()));
     let (mut store, _) = open(&dir);
-    store.commit(&stage.rows, clock(stage.now.0)).unwrap();
-    let committed = stage.rows.len();
+    store.commit(&fixture.rows, clock(fixture.now.0)).unwrap();
+    let committed = fixture.rows.len();
     let filler = fill_disk(&dir);
     let mut batches = 1000..;
     let refused = batches.by_ref().find_map(|number| store.commit(&batch(number), clock(0)).err().map(|e| (number, e)));
@@ -100,8 +100,8 @@ fn release_on_small_disk() {
     assert!(matches!(error, CommitError::Full { .. }), "{error}");
     assert!(dir.join("ballast").exists(), "a batch that takes does not cost the ballast");
 
-    stage.release(lease);
-    store.commit_urgent(&stage.rows[committed..], clock(stage.now.0)).unwrap();
+    fixture.release(lease);
+    store.commit_urgent(&fixture.rows[committed..], clock(fixture.now.0)).unwrap();
     // Some commits still fit into the log. Then the ballast is released, once, and the batch is committed.
     let last_batch = batches.by_ref().find(|number| {
         store.commit_urgent(&batch(*number), clock(0)).unwrap();

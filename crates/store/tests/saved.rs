@@ -24,7 +24,7 @@ use gpupool_core::{
 use gpupool_store::{LeaseStore, TokenRole, TrailQuery};
 use rusqlite::Connection;
 use serde_json::Value as Json;
-use support::{Stage, by, owned, part, policies, whole};
+use support::{PoolFixture, by, owned, part, policies, whole};
 use tempfile::tempdir;
 
 #[test]
@@ -158,11 +158,11 @@ const VARIANTS: [&str; 58] = [
 #[ignore = "writes a file, named by GPUPOOL_SAVE"]
 fn save_database() {
     let dir = tempdir().unwrap();
-    let mut stage = Stage::draining(8, support::HOUR);
-    stage.run(PoolCommand::SetPolicies { policies: Box::new(every_rule()) });
-    let (node, devices) = stage.see(support::node("b"), every_device());
+    let mut fixture = PoolFixture::draining(8, support::HOUR);
+    fixture.apply_ok(PoolCommand::SetPolicies { policies: Box::new(every_rule()) });
+    let (node, devices) = fixture.register_node(support::node("b"), every_device());
     for device in devices {
-        stage.idle(device.0);
+        fixture.report_idle(device.0);
     }
     let kinds = [
         LinkKind::NvLink(12),
@@ -174,73 +174,77 @@ fn save_database() {
         LinkKind::CrossNuma,
     ];
     let links = kinds.iter().map(|kind| DeviceLink { a: GpuId(0), b: GpuId(1), kind: *kind }).collect();
-    stage.run(PoolCommand::Links { node, links });
+    fixture.apply_ok(PoolCommand::Links { node, links });
     // Queue turns: one request waits for two devices, others pass it, and then its turn comes.
     let t4 = |gpus| Request { gpus, select: support::model("T4"), max_duration: Some(support::HOUR), ..whole() };
-    let held = stage.ask(t4(1));
-    let two = stage.ask(t4(2));
-    let short = stage.ask(Request { max_duration: Some(support::secs(5)), ..t4(1) });
-    let other = stage.ask(Request { select: support::model("L4"), ..part(10) });
-    let waits = stage.ask(Request { select: support::model("L4"), ..whole() });
+    let held = fixture.request(t4(1));
+    let two = fixture.request(t4(2));
+    let short = fixture.request(Request { max_duration: Some(support::secs(5)), ..t4(1) });
+    let other = fixture.request(Request { select: support::model("L4"), ..part(10) });
+    let waits = fixture.request(Request { select: support::model("L4"), ..whole() });
     for lease in [held, short, other] {
-        stage.release(lease);
-        stage.run(PoolCommand::Drained { lease });
+        fixture.release(lease);
+        fixture.apply_ok(PoolCommand::Drained { lease });
     }
-    assert!(stage.is_active(two) && stage.is_active(waits));
-    let attach = |stage: &mut Stage, request: Request, holder: LeaseHolder| {
-        let lease = stage.ask(request);
-        stage.run(PoolCommand::Attach { lease, token: stage.token(lease), holder });
+    assert!(fixture.is_active(two) && fixture.is_active(waits));
+    let attach = |fixture: &mut PoolFixture, request: Request, holder: LeaseHolder| {
+        let lease = fixture.request(request);
+        fixture.apply_ok(PoolCommand::Attach { lease, token: fixture.token(lease), holder });
         lease
     };
     // Leases that ended in every way and are not forgotten, because their processes still run.
-    let released = stage.ask(owned("alice", part(100)));
-    stage.release(released);
-    let gone = attach(&mut stage, owned("bob", part(100)), LeaseHolder::Process { pid: 11, started: 2 });
-    stage.run(PoolCommand::HolderGone { lease: gone, grace: Millis(0) });
-    let revoked = stage.ask(part(100));
-    stage.run(PoolCommand::Revoke { lease: revoked, grace: Millis(0) });
-    let failed = stage.ask(part(100));
-    stage.run(PoolCommand::Fail { lease: failed, why: "the node was lost".into() });
-    stage.ask(part(100));
-    stage.ask(Request { hedged: true, ..part(100) });
+    let released = fixture.request(owned("alice", part(100)));
+    fixture.release(released);
+    let gone = attach(&mut fixture, owned("bob", part(100)), LeaseHolder::Process { pid: 11, started: 2 });
+    fixture.apply_ok(PoolCommand::HolderGone { lease: gone, grace: Millis(0) });
+    let revoked = fixture.request(part(100));
+    fixture.apply_ok(PoolCommand::Revoke { lease: revoked, grace: Millis(0) });
+    let failed = fixture.request(part(100));
+    fixture.apply_ok(PoolCommand::Fail { lease: failed, why: "the node was lost".into() });
+    fixture.request(part(100));
+    fixture.request(Request { hedged: true, ..part(100) });
     let limited = Request { max_duration: Some(support::secs(30)), ttl: support::HOUR, ..part(100) };
-    stage.ask(limited.clone());
-    stage.ask(Request { wait_limit: Some(support::secs(10)), ..t4(1) });
-    stage.ask(t4(1));
-    stage.pass(support::secs(90));
+    fixture.request(limited.clone());
+    fixture.request(Request { wait_limit: Some(support::secs(10)), ..t4(1) });
+    fixture.request(t4(1));
+    fixture.advance(support::secs(90));
     // Leases with every kind of holder, strategy, amount and isolation.
-    attach(&mut stage, part(100), LeaseHolder::Process { pid: 10, started: 1 });
-    attach(&mut stage, part(100), LeaseHolder::Supervisor { pid: 12, started: 3 });
-    attach(&mut stage, part(100), LeaseHolder::Cgroup("/gpupool/lease-1".into()));
-    attach(&mut stage, part(100), LeaseHolder::Connection);
+    attach(&mut fixture, part(100), LeaseHolder::Process { pid: 10, started: 1 });
+    attach(&mut fixture, part(100), LeaseHolder::Supervisor { pid: 12, started: 3 });
+    attach(&mut fixture, part(100), LeaseHolder::Cgroup("/gpupool/lease-1".into()));
+    attach(&mut fixture, part(100), LeaseHolder::Connection);
     for strategy in PlacementStrategy::ALL {
-        stage.ask(by(*strategy, Request { max_duration: Some(support::HOUR), ..part(10) }));
+        fixture.request(by(*strategy, Request { max_duration: Some(support::HOUR), ..part(10) }));
     }
     for isolation in [IsolationLevel::TimeSlicing, IsolationLevel::Mps] {
-        stage.ask(Request { isolation, ..part(10) });
+        fixture.request(Request { isolation, ..part(10) });
     }
-    stage.ask(Request { isolation: IsolationLevel::Mig, select: support::model("NVIDIA A100 MIG 1g.10gb"), ..whole() });
-    stage.ask(support::memory(support::gib(1)));
-    stage.ask(Request { amount: RequestedAmount::Both(Share(10), support::gib(1)), ..whole() });
-    stage.ask(Request { amount: RequestedAmount::Shared, ..whole() });
-    stage.ask(every_field());
-    stage.run(PoolCommand::Cordon { device: DeviceId(0), cordon: CordonState::Cordoned });
-    stage.ask(Request { hedged: true, ..part(10) });
-    stage.ask(Request { gpus: 8, ..whole() });
+    fixture.request(Request {
+        isolation: IsolationLevel::Mig,
+        select: support::model("NVIDIA A100 MIG 1g.10gb"),
+        ..whole()
+    });
+    fixture.request(support::memory(support::gib(1)));
+    fixture.request(Request { amount: RequestedAmount::Both(Share(10), support::gib(1)), ..whole() });
+    fixture.request(Request { amount: RequestedAmount::Shared, ..whole() });
+    fixture.request(every_field());
+    fixture.apply_ok(PoolCommand::Cordon { device: DeviceId(0), cordon: CordonState::Cordoned });
+    fixture.request(Request { hedged: true, ..part(10) });
+    fixture.request(Request { gpus: 8, ..whole() });
 
-    let rows: Vec<PoolRow> = stage.rows.iter().filter(|row| !matches!(row, PoolRow::Forget(_))).cloned().collect();
+    let rows: Vec<PoolRow> = fixture.rows.iter().filter(|row| !matches!(row, PoolRow::Forget(_))).cloned().collect();
     let (mut store, _) = open(dir.path());
-    store.commit(&rows, clock(stage.now.0)).unwrap();
+    store.commit(&rows, clock(fixture.now.0)).unwrap();
     store.flush().unwrap();
     store.create_token("alice", TokenRole::Admin, wall(0)).unwrap();
     store.create_token("bob", TokenRole::User, wall(0)).unwrap();
     // Batches that stay in the buffer: a changed lease and a forgotten one.
-    let before = stage.rows.len();
-    stage.run(PoolCommand::Drained { lease: released });
-    let noted = stage.ask(owned("carol", part(10)));
-    stage.pass(Millis(1));
-    store.commit(&stage.rows[before..], clock(stage.now.0)).unwrap();
-    store.commit(&[PoolRow::Forget(gone)], clock(stage.now.0)).unwrap();
+    let before = fixture.rows.len();
+    fixture.apply_ok(PoolCommand::Drained { lease: released });
+    let noted = fixture.request(owned("carol", part(10)));
+    fixture.advance(Millis(1));
+    store.commit(&fixture.rows[before..], clock(fixture.now.0)).unwrap();
+    store.commit(&[PoolRow::Forget(gone)], clock(fixture.now.0)).unwrap();
     assert!(store.unflushed_batches() > 0, "lease {noted} is in the buffer");
     drop(store);
     let connection = Connection::open(dir.path().join("pool.db")).unwrap();

@@ -1,5 +1,5 @@
-//! Indexes over the devices of one kind: the next one with enough free share, several orders to walk in, and how far apart
-//! the devices of a node are.
+//! Indexes over the devices of one kind: the next device with enough free share, several orders, and distances between
+//! the devices of a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,11 @@ use crate::ids::{DeviceId, GpuId};
 use crate::request::LoadThresholds;
 use crate::units::{Percent, Share};
 
-use super::{DeviceSlot, Slots};
+use super::{DeviceSlot, SlotTable};
 
-/// An order to walk devices in. Only devices with something free are in it; equal keys go by number.
+/// Order of devices. It contains only devices with free share; equal keys go by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum IndexOrder {
     /// Least free share first, then least free memory.
     LeastFree,
     /// Most free share first, then most free memory.
@@ -23,31 +23,32 @@ pub(crate) enum Order {
     LeastUsed,
 }
 
-const ORDERS: [Order; 4] = [Order::LeastFree, Order::MostFree, Order::LeastLoaded, Order::LeastUsed];
+const ORDERS: [IndexOrder; 4] =
+    [IndexOrder::LeastFree, IndexOrder::MostFree, IndexOrder::LeastLoaded, IndexOrder::LeastUsed];
 const MEMORY_BITS: u32 = 48;
 const MEMORY_MASK: u64 = (1 << MEMORY_BITS) - 1;
 
-/// A device's place in an order.
-pub(crate) type Key = (u64, DeviceId);
+/// Position of a device in an order.
+pub(crate) type IndexKey = (u64, DeviceId);
 
-/// A device's places in the orders that are kept, and its free share, before a change.
-pub(super) struct Keys {
-    orders: [Option<Key>; ORDERS.len()],
+/// Positions of a device in the existing orders before a change.
+pub(super) struct DeviceIndexKeys {
+    orders: [Option<IndexKey>; ORDERS.len()],
 }
 
-/// The devices of one kind, found without a scan.
+/// Search structures over the devices of one kind.
 #[derive(Debug)]
-pub(crate) struct KindIndex {
-    free: MaxTree,
-    foreign_memory: MaxTree,
-    foreign_utilization: MaxTree,
-    /// Each is kept from the first time it is asked for.
-    orders: [Option<BTreeSet<Key>>; ORDERS.len()],
+pub(crate) struct DeviceKindIndex {
+    free: MaxSegmentTree,
+    foreign_memory: MaxSegmentTree,
+    foreign_utilization: MaxSegmentTree,
+    /// Each order exists from its first use on.
+    orders: [Option<BTreeSet<IndexKey>>; ORDERS.len()],
 }
 
-impl KindIndex {
-    pub fn new(members: &[DeviceId], devices: &Slots<DeviceSlot>) -> Self {
-        let tree = |value: fn(&DeviceSlot) -> u16| MaxTree::new(members.iter().map(|id| value(&devices[id.0])));
+impl DeviceKindIndex {
+    pub fn new(members: &[DeviceId], devices: &SlotTable<DeviceSlot>) -> Self {
+        let tree = |value: fn(&DeviceSlot) -> u16| MaxSegmentTree::new(members.iter().map(|id| value(&devices[id.0])));
         Self {
             free: tree(|slot| slot.free_share().0 as u16),
             foreign_memory: tree(|slot| foreign_levels(slot).0),
@@ -56,50 +57,52 @@ impl KindIndex {
         }
     }
 
-    /// Whether the foreign load of every one of them is known to be below these thresholds; a quick look that may miss it.
+    /// Whether the foreign load of every device is known to be below these thresholds; may be false by rounding.
     pub fn all_below(&self, thresholds: LoadThresholds) -> bool {
-        let below = |level: u16, threshold: Percent| level < UNKNOWN_LEVEL && u32::from(level) * LEVEL < threshold.0;
+        let below = |level: u16, threshold: Percent| level < UNKNOWN && u32::from(level) * LEVEL_STEP < threshold.0;
         below(self.foreign_memory.max(), thresholds.memory)
             && below(self.foreign_utilization.max(), thresholds.utilization)
     }
 
-    /// The most free share any of them has.
-    pub fn most_free(&self) -> Share {
+    /// Returns the largest free share of a device.
+    pub fn max_free_share(&self) -> Share {
         Share(u32::from(self.free.max()))
     }
 
-    /// The first position from `from` on with at least `share` free.
-    pub fn first_free(&self, from: usize, share: Share) -> Option<usize> {
+    /// Returns the first position from `from` on with at least `share` free.
+    pub fn first_with_free(&self, from: usize, share: Share) -> Option<usize> {
         self.free.first_at_least(from, share.0 as u16)
     }
 
-    /// Devices in `order`, skipping those known to have less than `share` free.
-    pub fn walk(&self, order: Order, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
+    /// Returns devices in `order`, without those known to have less than `share` free.
+    pub fn in_order(&self, order: IndexOrder, share: Share) -> impl Iterator<Item = DeviceId> + '_ {
         let start = match order {
-            Order::LeastFree => (u64::from(share.0) << MEMORY_BITS, DeviceId(0)),
-            Order::MostFree | Order::LeastLoaded | Order::LeastUsed => (0, DeviceId(0)),
+            IndexOrder::LeastFree => (u64::from(share.0) << MEMORY_BITS, DeviceId(0)),
+            IndexOrder::MostFree | IndexOrder::LeastLoaded | IndexOrder::LeastUsed => (0, DeviceId(0)),
         };
         let end = match order {
-            Order::MostFree => (u64::from(Share::WHOLE.0 - share.0 + 1) << MEMORY_BITS, DeviceId(0)),
-            Order::LeastFree | Order::LeastLoaded | Order::LeastUsed => (u64::MAX, DeviceId(u32::MAX)),
+            IndexOrder::MostFree => (u64::from(Share::WHOLE.0 - share.0 + 1) << MEMORY_BITS, DeviceId(0)),
+            IndexOrder::LeastFree | IndexOrder::LeastLoaded | IndexOrder::LeastUsed => (u64::MAX, DeviceId(u32::MAX)),
         };
         let set = self.orders[order as usize].as_ref();
-        debug_assert!(set.is_some(), "{order:?} was not prepared");
+        debug_assert!(set.is_some(), "{order:?} was not built");
         set.into_iter().flat_map(move |set| set.range(start..end)).map(|(_, device)| *device)
     }
 
-    pub(super) fn prepare(&mut self, order: Order, members: &[DeviceId], devices: &Slots<DeviceSlot>) {
+    pub(super) fn build_order(&mut self, order: IndexOrder, members: &[DeviceId], devices: &SlotTable<DeviceSlot>) {
         let set = &mut self.orders[order as usize];
         if set.is_none() {
-            *set = Some(members.iter().filter_map(|&id| key(order, id, &devices[id.0])).collect());
+            *set = Some(members.iter().filter_map(|&id| index_key(order, id, &devices[id.0])).collect());
         }
     }
 
-    pub(super) fn keys_of(&self, id: DeviceId, slot: &DeviceSlot) -> Keys {
-        Keys { orders: ORDERS.map(|order| self.orders[order as usize].as_ref().and_then(|_| key(order, id, slot))) }
+    pub(super) fn index_keys(&self, id: DeviceId, slot: &DeviceSlot) -> DeviceIndexKeys {
+        DeviceIndexKeys {
+            orders: ORDERS.map(|order| self.orders[order as usize].as_ref().and_then(|_| index_key(order, id, slot))),
+        }
     }
 
-    pub(super) fn update(&mut self, id: DeviceId, slot: &DeviceSlot, before: Keys) {
+    pub(super) fn update(&mut self, id: DeviceId, slot: &DeviceSlot, before: DeviceIndexKeys) {
         let position = slot.position as usize;
         self.free.set(position, slot.free_share().0 as u16);
         let (memory, utilization) = foreign_levels(slot);
@@ -107,7 +110,7 @@ impl KindIndex {
         self.foreign_utilization.set(position, utilization);
         for (order, before) in ORDERS.into_iter().zip(before.orders) {
             let Some(set) = &mut self.orders[order as usize] else { continue };
-            let after = key(order, id, slot);
+            let after = index_key(order, id, slot);
             if before != after {
                 if let Some(before) = before {
                     set.remove(&before);
@@ -117,11 +120,11 @@ impl KindIndex {
         }
     }
 
-    pub(super) fn check(&self, devices: &Slots<DeviceSlot>) -> Result<(), String> {
+    pub(super) fn check(&self, devices: &SlotTable<DeviceSlot>) -> Result<(), String> {
         for (order, set) in ORDERS.into_iter().zip(&self.orders) {
             for &(stored, id) in set.iter().flatten() {
-                if key(order, id, &devices[id.0]) != Some((stored, id)) {
-                    return Err(format!("device {id} is at the wrong place of {order:?}"));
+                if index_key(order, id, &devices[id.0]) != Some((stored, id)) {
+                    return Err(format!("device {id} is at the wrong position in {order:?}"));
                 }
             }
         }
@@ -129,53 +132,53 @@ impl KindIndex {
     }
 }
 
-/// Foreign load is indexed in steps of this many thousandths of a percent, rounded up.
-const LEVEL: u32 = 100;
-/// The level of foreign load that is not known.
-const UNKNOWN_LEVEL: u16 = u16::MAX;
+/// Step of the foreign load in the index, in thousandths of a percent, rounded up.
+const LEVEL_STEP: u32 = 100;
+/// Level of unknown foreign load.
+const UNKNOWN: u16 = u16::MAX;
 
-/// A device's foreign memory and utilization as levels.
+/// Returns a device's foreign memory and utilization as levels.
 fn foreign_levels(slot: &DeviceSlot) -> (u16, u16) {
-    let Some(foreign) = slot.foreign else { return (UNKNOWN_LEVEL, UNKNOWN_LEVEL) };
-    let level = |percent: Percent| percent.0.div_ceil(LEVEL).min(u32::from(UNKNOWN_LEVEL)) as u16;
+    let Some(foreign) = slot.foreign else { return (UNKNOWN, UNKNOWN) };
+    let level = |percent: Percent| percent.0.div_ceil(LEVEL_STEP).min(u32::from(UNKNOWN)) as u16;
     let memory = foreign.memory.zip(slot.facts.memory).map(|(used, memory)| Percent::of(used, memory.total));
-    let unreported = if foreign.processes == 0 { 0 } else { UNKNOWN_LEVEL };
+    let unreported = if foreign.processes == 0 { 0 } else { UNKNOWN };
     (memory.map_or(0, level), foreign.utilization.map_or(unreported, level))
 }
 
-fn key(order: Order, id: DeviceId, slot: &DeviceSlot) -> Option<Key> {
+fn index_key(order: IndexOrder, id: DeviceId, slot: &DeviceSlot) -> Option<IndexKey> {
     let free = slot.free_share();
     if free.is_zero() {
         return None;
     }
     let memory = slot.unpromised_memory().as_mib().min(MEMORY_MASK);
     let key = match order {
-        Order::LeastFree => u64::from(free.0) << MEMORY_BITS | memory,
-        Order::MostFree => u64::from(Share::WHOLE.0 - free.0) << MEMORY_BITS | (MEMORY_MASK - memory),
-        Order::LeastLoaded => load(slot),
-        Order::LeastUsed => used(slot),
+        IndexOrder::LeastFree => u64::from(free.0) << MEMORY_BITS | memory,
+        IndexOrder::MostFree => u64::from(Share::WHOLE.0 - free.0) << MEMORY_BITS | (MEMORY_MASK - memory),
+        IndexOrder::LeastLoaded => mean_load(slot),
+        IndexOrder::LeastUsed => percent_used(slot),
     };
     Some((key, id))
 }
 
-/// The mean of measured utilization and promised share, in thousandths of a percent.
-pub(crate) fn load(slot: &DeviceSlot) -> u64 {
+/// Returns the mean of measured utilization and promised share, in thousandths of a percent.
+pub(crate) fn mean_load(slot: &DeviceSlot) -> u64 {
     (u64::from(slot.measured_utilization().0) + u64::from(slot.promised.0) * 100) / 2
 }
 
-/// Memory % + utilization %, in thousandths of a percent.
-pub(crate) fn used(slot: &DeviceSlot) -> u64 {
+/// Returns memory % + utilization %, in thousandths of a percent.
+pub(crate) fn percent_used(slot: &DeviceSlot) -> u64 {
     u64::from(slot.memory_percent().0) + u64::from(slot.utilization_percent().0)
 }
 
-/// The largest of a row of numbers, and the first that is large enough, in logarithmic time.
+/// Segment tree: finds the maximum, and the first value that is large enough, in logarithmic time.
 #[derive(Debug)]
-struct MaxTree {
+struct MaxSegmentTree {
     leaves: usize,
     nodes: Vec<u16>,
 }
 
-impl MaxTree {
+impl MaxSegmentTree {
     fn new(values: impl ExactSizeIterator<Item = u16>) -> Self {
         let leaves = values.len().next_power_of_two().max(1);
         let mut nodes = vec![0; 2 * leaves];
@@ -205,7 +208,7 @@ impl MaxTree {
         }
     }
 
-    /// The first position from `from` on whose value is at least `least` (which is not 0).
+    /// Returns the first position from `from` on whose value is at least `least` (which is not 0).
     fn first_at_least(&self, from: usize, least: u16) -> Option<usize> {
         if from >= self.leaves || self.nodes[1] < least {
             return None;
@@ -231,20 +234,20 @@ impl MaxTree {
     }
 }
 
-/// Sets of devices up to which every one is tried.
-const EXHAUSTIVE: u64 = 5_000;
+/// Number of device sets up to which every set is tried.
+const MAX_EXHAUSTIVE_SETS: u64 = 5_000;
 
-/// Distances between the devices of a node, by their positions on it.
+/// Distances between the devices of a node, by their positions on the node.
 #[derive(Debug, Clone)]
-pub(crate) struct Distances {
-    /// The row of each position in the matrix. Positions without a link share the last row, which is far from all.
+pub(crate) struct LinkDistances {
+    /// Matrix row of each position. Positions without a link share the last row, which is far from all.
     rows: Vec<usize>,
     width: usize,
     matrix: Vec<u16>,
 }
 
-impl Distances {
-    /// Distances from `links` between the devices with these numbers; `None` where no link is known.
+impl LinkDistances {
+    /// Computes distances from `links` between the devices with these numbers; `None` if no link is known.
     pub fn new(links: &[DeviceLink], gpu_ids: impl Iterator<Item = GpuId>) -> Option<Self> {
         if links.is_empty() {
             return None;
@@ -271,27 +274,27 @@ impl Distances {
         (!known.is_empty()).then_some(Self { rows, width, matrix })
     }
 
-    fn between(&self, a: usize, b: usize) -> u32 {
+    fn distance(&self, a: usize, b: usize) -> u32 {
         u32::from(self.matrix[self.rows[a] * self.width + self.rows[b]])
     }
 
     fn sum(&self, positions: &[usize]) -> u32 {
         let pairs = positions.iter().enumerate().flat_map(|(i, a)| positions[i + 1..].iter().map(move |b| (*a, *b)));
-        pairs.map(|(a, b)| self.between(a, b)).sum()
+        pairs.map(|(a, b)| self.distance(a, b)).sum()
     }
 
-    /// The `wanted` of the candidate positions that are closest together: least sum of distances over all pairs, lowest
-    /// numbers among equals. Every set is tried where there are few; else each candidate gathers its nearest.
+    /// Returns the `wanted` candidates that are closest together: least sum of distances over all pairs, then lowest
+    /// numbers. Few sets are all tried; otherwise each candidate gathers its nearest.
     pub fn closest(&self, candidates: &[usize], wanted: usize) -> Vec<usize> {
         debug_assert!(wanted <= candidates.len());
-        if choices(candidates.len() as u64, wanted as u64) <= EXHAUSTIVE {
-            return self.closest_of_all(candidates, wanted);
+        if binomial(candidates.len() as u64, wanted as u64) <= MAX_EXHAUSTIVE_SETS {
+            return self.closest_exhaustively(candidates, wanted);
         }
-        let gathered = candidates.iter().map(|&start| self.gather(start, candidates, wanted));
+        let gathered = candidates.iter().map(|&start| self.gather_nearest(start, candidates, wanted));
         gathered.min_by_key(|set| (self.sum(set), set.clone())).unwrap_or_default()
     }
 
-    fn closest_of_all(&self, candidates: &[usize], wanted: usize) -> Vec<usize> {
+    fn closest_exhaustively(&self, candidates: &[usize], wanted: usize) -> Vec<usize> {
         let mut chosen: Vec<usize> = (0..wanted).collect();
         let mut best: Option<(u32, Vec<usize>)> = None;
         loop {
@@ -310,12 +313,12 @@ impl Distances {
         best.map(|(_, set)| set).unwrap_or_default()
     }
 
-    fn gather(&self, start: usize, candidates: &[usize], wanted: usize) -> Vec<usize> {
+    fn gather_nearest(&self, start: usize, candidates: &[usize], wanted: usize) -> Vec<usize> {
         let mut set = vec![start];
         while set.len() < wanted {
             let left = candidates.iter().copied().filter(|candidate| !set.contains(candidate));
-            let nearest =
-                left.min_by_key(|&candidate| (set.iter().map(|&s| self.between(s, candidate)).sum::<u32>(), candidate));
+            let nearest = left
+                .min_by_key(|&candidate| (set.iter().map(|&s| self.distance(s, candidate)).sum::<u32>(), candidate));
             match nearest {
                 Some(nearest) => set.push(nearest),
                 None => break,
@@ -326,8 +329,8 @@ impl Distances {
     }
 }
 
-/// How many ways there are to choose `k` of `n`, or a large number.
-fn choices(n: u64, k: u64) -> u64 {
+/// Returns the number of ways to choose `k` of `n`, or a large number.
+fn binomial(n: u64, k: u64) -> u64 {
     (0..k.min(n - k)).try_fold(1_u64, |ways, i| Some(ways.checked_mul(n - i)? / (i + 1))).unwrap_or(u64::MAX)
 }
 
@@ -339,14 +342,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_tree_finds_what_a_scan_finds(
+        fn the_tree_agrees_with_a_scan(
             values in prop::collection::vec(0_u16..20, 1..70),
             sets in prop::collection::vec((any::<prop::sample::Index>(), 0_u16..20), 0..50),
             from in 0_usize..80,
             least in 1_u16..20,
         ) {
             let mut scanned = values.clone();
-            let mut tree = MaxTree::new(values.into_iter());
+            let mut tree = MaxSegmentTree::new(values.into_iter());
             for (index, value) in sets {
                 let position = index.index(scanned.len());
                 scanned[position] = value;
@@ -358,9 +361,9 @@ mod tests {
         }
     }
 
-    fn pairs(count: u32, near: &[(u32, u32)]) -> Distances {
+    fn pairs(count: u32, near: &[(u32, u32)]) -> LinkDistances {
         let link = |&(a, b)| DeviceLink { a: GpuId(a), b: GpuId(b), kind: LinkKind::NvLink(4) };
-        Distances::new(&near.iter().map(link).collect::<Vec<_>>(), (0..count).map(GpuId)).unwrap()
+        LinkDistances::new(&near.iter().map(link).collect::<Vec<_>>(), (0..count).map(GpuId)).unwrap()
     }
 
     #[test]
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn many_candidates_are_gathered_and_few_are_tried_all() {
+    fn many_candidates_are_gathered_and_few_are_all_tried() {
         let ring: Vec<(u32, u32)> = (8..16).flat_map(|a| (8..a).map(move |b| (a, b))).collect();
         let distances = pairs(20, &ring);
         let all: Vec<usize> = (0..20).collect();
@@ -382,8 +385,8 @@ mod tests {
     #[test]
     fn no_known_link_means_no_distances() {
         let two = || (0..2).map(GpuId);
-        assert!(Distances::new(&[], two()).is_none());
+        assert!(LinkDistances::new(&[], two()).is_none());
         let elsewhere = DeviceLink { a: GpuId(0), b: GpuId(7), kind: LinkKind::PcieSwitch };
-        assert!(Distances::new(&[elsewhere], two()).is_none());
+        assert!(LinkDistances::new(&[elsewhere], two()).is_none());
     }
 }

@@ -1,13 +1,14 @@
-//! Nodes and devices: what they are, what is promised of them, and indexes that find a place without a scan.
+//! Nodes and devices, the amounts promised of them, and indexes that find devices without a scan.
 //!
-//! Devices that are alike (same facts, on nodes that are alike) form a [`Kind`]: a selector is judged once per kind, not
-//! once per device. Kinds are worked out anew when they are next needed after facts changed, which is rare: at most once
-//! per batch. Promises, health and readings keep the indexes up to date in place, through [`Inventory::touch`] only.
+//! Devices that are alike (same facts, on nodes that are alike) form a [`DeviceKind`]: a selector is assessed once per
+//! kind, not once per device. After a change of facts, which is rare, kinds are computed again when they are next
+//! needed: at most once per batch. Changes of promises, health and readings update the indexes in place, through
+//! [`DeviceInventory::update_device`] only.
 
 mod index;
-mod slots;
+mod slot_table;
 
-pub(crate) use index::{Order, load, used};
+pub(crate) use index::{IndexOrder, mean_load, percent_used};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,26 +24,26 @@ use crate::outcome::DeviceClosure;
 use crate::reading::{ForeignLoad, ReadingField};
 use crate::request::LoadThresholds;
 use crate::units::{Bytes, MilliCpus, Percent, PoolTime, Share};
-use index::{Distances, KindIndex};
-pub(crate) use slots::Slots;
+use index::{DeviceKindIndex, LinkDistances};
+pub(crate) use slot_table::SlotTable;
 
 /// All nodes and devices of a pool.
 #[derive(Debug, Default)]
-pub(crate) struct Inventory {
-    pub nodes: Slots<NodeSlot>,
-    pub devices: Slots<DeviceSlot>,
-    pub kinds: Vec<Kind>,
+pub(crate) struct DeviceInventory {
+    pub nodes: SlotTable<NodeSlot>,
+    pub devices: SlotTable<DeviceSlot>,
+    pub kinds: Vec<DeviceKind>,
     pub shapes: Vec<NodeShape>,
-    indexes: Vec<KindIndex>,
+    indexes: Vec<DeviceKindIndex>,
     node_names: BTreeMap<Arc<str>, NodeId>,
     identities: BTreeMap<(NodeId, DeviceIdentity), DeviceId>,
     gpu_ids: BTreeMap<(NodeId, GpuId), DeviceId>,
-    /// Grows whenever facts change; what is derived from facts compares it.
+    /// Grows with every change of facts; derived data compares it.
     pub version: u64,
-    /// The version the kinds were worked out for.
+    /// Version for which the kinds were computed.
     kinds_version: u64,
-    /// Nodes that changed since the scorer took this list, each once.
-    changed: Vec<NodeId>,
+    /// Nodes that changed since the scorer emptied this list, each once.
+    changed_nodes: Vec<NodeId>,
     touched: TouchedDevices,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct Inventory {
 #[derive(Debug, Default)]
 struct TouchedDevices {
     list: Vec<DeviceId>,
-    /// By number: whether it is in the list.
+    /// For each device number, whether it is in the list.
     is_listed: Vec<bool>,
 }
 
@@ -71,7 +72,7 @@ impl TouchedDevices {
     }
 }
 
-impl Inventory {
+impl DeviceInventory {
     pub fn node(&self, id: NodeId) -> &NodeSlot {
         &self.nodes[id.0]
     }
@@ -80,7 +81,7 @@ impl Inventory {
         &self.devices[id.0]
     }
 
-    /// What promises come to, in thousandths of whole GPUs.
+    /// Returns the sum of promises in thousandths of whole GPUs.
     pub fn gpu_share(&self, promises: &[DevicePromise]) -> u64 {
         let share_of_gpu = |promise: &DevicePromise| u64::from(self.device(promise.device).facts.share_of_gpu().0);
         promises.iter().map(|promise| share_of_gpu(promise) * u64::from(promise.share.0) / 1000).sum()
@@ -98,7 +99,7 @@ impl Inventory {
         self.gpu_ids.get(&(node, gpu_id)).copied()
     }
 
-    /// Puts a node in, or takes over its new facts. Returns whether anything changed.
+    /// Adds a node or updates its facts. Returns whether anything changed.
     pub fn upsert_node(&mut self, facts: NodeFacts) -> (NodeId, bool) {
         let Some(id) = self.node_by_name(&facts.name) else {
             let id = NodeId(self.nodes.next_number());
@@ -114,15 +115,15 @@ impl Inventory {
         (id, changed)
     }
 
-    /// Puts a node in at a number that is vacant, under a name that is its own.
+    /// Adds a node under a vacant number and a unique name.
     pub fn insert_node(&mut self, id: NodeId, facts: NodeFacts) {
         self.node_names.insert(facts.name.clone(), id);
         self.nodes.insert(id.0, NodeSlot::new(facts));
         self.version += 1;
     }
 
-    /// Puts a device in under the small number asked for or the next free one, or takes over its new facts. Returns
-    /// whether anything changed.
+    /// Adds a device under the wanted number on its node or the next free one, or updates its facts. Returns whether
+    /// anything changed.
     pub fn upsert_device(&mut self, node: NodeId, facts: DeviceFacts, wanted: Option<GpuId>) -> (DeviceId, bool) {
         let Some(id) = self.device_by_identity(node, &facts.identity) else {
             let is_free =
@@ -142,7 +143,7 @@ impl Inventory {
         (id, changed)
     }
 
-    /// The number after the highest of a node's devices; the lowest free one where there is none after it.
+    /// Returns the number after the node's highest, or the lowest free number if the highest is taken.
     fn free_gpu_id(&self, node: NodeId) -> GpuId {
         let taken = || self.gpu_ids.range((node, GpuId(0))..=(node, GpuId(u32::MAX))).map(|((_, gpu_id), _)| gpu_id.0);
         match taken().next_back() {
@@ -155,7 +156,7 @@ impl Inventory {
         }
     }
 
-    /// Puts a device in at a number that is vacant, under a small number that is its own.
+    /// Adds a device under a vacant number and a unique number on its node.
     pub fn insert_device(&mut self, id: DeviceId, node: NodeId, gpu_id: GpuId, facts: Arc<DeviceFacts>) {
         self.identities.insert((node, facts.identity.clone()), id);
         self.gpu_ids.insert((node, gpu_id), id);
@@ -171,10 +172,10 @@ impl Inventory {
         self.touched.add(id);
     }
 
-    /// Takes a device out that holds nothing. Its number and its small number are free for new devices.
+    /// Removes a device that holds nothing. Both its numbers become free for new devices.
     pub fn forget_device(&mut self, id: DeviceId) {
         let Some(slot) = self.devices.remove(id.0) else { return };
-        debug_assert!(slot.leases.is_empty() && slot.closed().is_some(), "device {id} is in use: {slot:?}");
+        debug_assert!(slot.leases.is_empty() && slot.closure().is_some(), "device {id} is in use: {slot:?}");
         self.identities.remove(&(slot.node, slot.facts.identity.clone()));
         self.gpu_ids.remove(&(slot.node, slot.gpu_id));
         let node = &mut self.nodes[slot.node.0];
@@ -186,16 +187,16 @@ impl Inventory {
         self.mark_changed(slot.node);
     }
 
-    /// Takes a node out that has no devices left.
+    /// Removes a node without devices.
     pub fn forget_node(&mut self, id: NodeId) {
         let Some(slot) = self.nodes.remove(id.0) else { return };
         debug_assert!(slot.devices.is_empty(), "node {id} still has devices: {slot:?}");
         self.node_names.remove(&slot.facts.name);
-        self.changed.retain(|changed| *changed != id);
+        self.changed_nodes.retain(|changed| *changed != id);
         self.version += 1;
     }
 
-    /// The devices that changed since this was last asked, each once; among them those that were forgotten.
+    /// Returns the devices that changed or were removed since the last call, each once.
     pub fn take_touched(&mut self) -> Vec<DeviceId> {
         self.touched.take()
     }
@@ -203,89 +204,89 @@ impl Inventory {
     pub fn set_links(&mut self, node: NodeId, links: Vec<DeviceLink>) {
         let slot = &mut self.nodes[node.0];
         slot.links = links;
-        slot.work_out_distances(&self.devices);
+        slot.refresh_distances(&self.devices);
     }
 
-    /// Works out kinds and indexes, where facts changed since.
+    /// Computes kinds and indexes again if facts have changed.
     pub fn refresh(&mut self) {
         if self.kinds_version == self.version {
             return;
         }
         self.kinds_version = self.version;
-        (self.shapes, self.kinds) = work_out(&mut self.nodes, &mut self.devices);
+        (self.shapes, self.kinds) = classify(&mut self.nodes, &mut self.devices);
         for (_, node) in self.nodes.iter_mut().filter(|(_, node)| node.distances_are_stale) {
-            node.work_out_distances(&self.devices);
+            node.refresh_distances(&self.devices);
         }
-        self.indexes = self.kinds.iter().map(|kind| KindIndex::new(&kind.members, &self.devices)).collect();
+        self.indexes = self.kinds.iter().map(|kind| DeviceKindIndex::new(&kind.members, &self.devices)).collect();
     }
 
-    /// Whether kinds and indexes are those of the current facts.
+    /// Whether kinds and indexes match the current facts.
     fn is_fresh(&self) -> bool {
         self.kinds_version == self.version
     }
 
-    /// Changes what is promised of a node's host, or whether it is up.
-    pub fn touch_node(&mut self, id: NodeId, change: impl FnOnce(&mut NodeSlot)) {
+    /// Changes a node's host promises or whether it is up.
+    pub fn update_node(&mut self, id: NodeId, change: impl FnOnce(&mut NodeSlot)) {
         change(&mut self.nodes[id.0]);
         self.mark_changed(id);
     }
 
     fn mark_changed(&mut self, id: NodeId) {
         let node = &mut self.nodes[id.0];
-        if !node.changed {
-            node.changed = true;
-            self.changed.push(id);
+        if !node.is_listed {
+            node.is_listed = true;
+            self.changed_nodes.push(id);
         }
     }
 
-    /// The next node that changed since it was last taken from here.
-    pub fn take_changed(&mut self) -> Option<NodeId> {
-        let id = self.changed.pop()?;
-        self.nodes[id.0].changed = false;
+    /// Removes one node from the list of changed nodes.
+    pub fn pop_changed_node(&mut self) -> Option<NodeId> {
+        let id = self.changed_nodes.pop()?;
+        self.nodes[id.0].is_listed = false;
         Some(id)
     }
 
-    /// Changes a device and keeps its node's counts and the indexes in step.
-    pub fn touch<R>(&mut self, id: DeviceId, change: impl FnOnce(&mut DeviceSlot) -> R) -> R {
+    /// Changes a device and updates the counts of its node and the indexes.
+    pub fn update_device<R>(&mut self, id: DeviceId, change: impl FnOnce(&mut DeviceSlot) -> R) -> R {
         self.touched.add(id);
         self.mark_changed(self.device(id).node);
         let slot = &mut self.devices[id.0];
         let node = &mut self.nodes[slot.node.0];
         if self.kinds_version != self.version {
-            let (free, whole) = (slot.free_share(), slot.is_untouched());
+            let (free, whole) = (slot.free_share(), slot.is_fully_free());
             let result = change(slot);
-            node.recount(free, whole, slot);
+            node.update_counts(free, whole, slot);
             return result;
         }
         let index = &mut self.indexes[slot.kind.0 as usize];
-        let (free, whole, keys) = (slot.free_share(), slot.is_untouched(), index.keys_of(id, slot));
+        let (free, whole, keys) = (slot.free_share(), slot.is_fully_free(), index.index_keys(id, slot));
         let result = change(slot);
-        node.recount(free, whole, slot);
+        node.update_counts(free, whole, slot);
         index.update(id, slot, keys);
         result
     }
 
-    pub fn index_of(&self, kind: KindId) -> &KindIndex {
+    pub fn kind_index(&self, kind: DeviceKindId) -> &DeviceKindIndex {
         &self.indexes[kind.0 as usize]
     }
 
-    /// Makes `order` ready in the indexes of all kinds.
-    pub fn prepare(&mut self, order: Order) {
+    /// Builds `order` in the indexes of all kinds.
+    pub fn build_order(&mut self, order: IndexOrder) {
         for (kind, index) in self.kinds.iter().zip(&mut self.indexes) {
-            index.prepare(order, &kind.members, &self.devices);
+            index.build_order(order, &kind.members, &self.devices);
         }
     }
 
-    /// Whether all indexes and counts say what the slots say; for tests.
+    /// Checks all indexes and counts against the slots, for tests.
     pub fn check(&self) -> Result<(), String> {
         for (number, node) in self.nodes.iter() {
             let slots = || node.devices.iter().map(|d| self.device(*d));
             let free = slots().map(|slot| slot.free_share().0).sum::<u32>();
-            let untouched = slots().filter(|slot| slot.is_untouched()).count();
-            if (node.free_share, node.untouched as usize) != (free, untouched) {
+            let fully_free = slots().filter(|slot| slot.is_fully_free()).count();
+            if (node.free_share, node.fully_free as usize) != (free, fully_free) {
                 return Err(format!(
-                    "node {number} counts {}/{}, not {free}/{untouched}",
-                    node.free_share, node.untouched
+                    "node {number} counts {}/{}, not {free}/{fully_free}",
+                    node.free_share, node.fully_free
                 ));
             }
         }
@@ -296,16 +297,16 @@ impl Inventory {
                 && self.node(slot.node).up == slot.node_up
         };
         if let Some((id, slot)) = self.devices.iter().find(|(id, slot)| !is_known(DeviceId(*id), slot)) {
-            return Err(format!("device {id} is not where it can be found: {slot:?}"));
+            return Err(format!("device {id} is not indexed: {slot:?}"));
         }
         let count = self.devices.len();
         let on_nodes: usize = self.nodes.iter().map(|(_, node)| node.devices.len()).sum();
         if [self.identities.len(), self.gpu_ids.len(), on_nodes] != [count; 3] {
-            return Err(format!("{count} devices, and something is kept of others: {:?}", self.gpu_ids));
+            return Err(format!("{count} devices, but indexes contain others: {:?}", self.gpu_ids));
         }
         let is_named = |(id, node): (u32, &NodeSlot)| self.node_by_name(&node.facts.name) == Some(NodeId(id));
         if self.node_names.len() != self.nodes.len() || !self.nodes.iter().all(is_named) {
-            return Err(format!("nodes are not known by their names: {:?}", self.node_names));
+            return Err(format!("nodes are not indexed by name: {:?}", self.node_names));
         }
         if self.is_fresh() {
             for index in &self.indexes {
@@ -316,7 +317,7 @@ impl Inventory {
     }
 }
 
-/// A node, with what of it is free.
+/// A node with its promises.
 #[derive(Debug)]
 pub(crate) struct NodeSlot {
     pub facts: NodeFacts,
@@ -325,17 +326,17 @@ pub(crate) struct NodeSlot {
     pub memory_promised: Bytes,
     /// Its devices by rising number.
     pub devices: Vec<DeviceId>,
-    pub shape: ShapeId,
-    /// Free thousandths of its devices that take new work.
+    pub shape: NodeShapeId,
+    /// Free thousandths over all devices that take new work.
     pub free_share: u32,
-    /// Devices that take new work and hold nothing.
-    pub untouched: u32,
+    /// Number of devices that take new work and hold nothing.
+    pub fully_free: u32,
     pub links: Vec<DeviceLink>,
-    distances: Option<Distances>,
-    /// Whether devices came or went since the distances were worked out.
+    distances: Option<LinkDistances>,
+    /// Whether devices were added or removed since the distances were computed.
     distances_are_stale: bool,
-    /// Whether it is in [`Inventory::changed`].
-    pub(super) changed: bool,
+    /// Whether it is in [`DeviceInventory::changed_nodes`].
+    pub(super) is_listed: bool,
 }
 
 impl NodeSlot {
@@ -346,74 +347,72 @@ impl NodeSlot {
             cpus_promised: MilliCpus::ZERO,
             memory_promised: Bytes::ZERO,
             devices: Vec::new(),
-            shape: ShapeId(0),
+            shape: NodeShapeId(0),
             free_share: 0,
-            untouched: 0,
+            fully_free: 0,
             links: Vec::new(),
             distances: None,
             distances_are_stale: false,
-            changed: false,
+            is_listed: false,
         }
     }
 
-    /// Host CPUs that can be promised now.
     pub fn cpus_free(&self) -> MilliCpus {
         if self.up { self.facts.cpus.saturating_sub(self.cpus_promised) } else { MilliCpus::ZERO }
     }
 
-    /// Host memory that can be promised now.
     pub fn memory_free(&self) -> Bytes {
         if self.up { self.facts.memory.saturating_sub(self.memory_promised) } else { Bytes::ZERO }
     }
 
-    pub(super) fn recount(&mut self, free_before: Share, untouched_before: bool, slot: &DeviceSlot) {
+    pub(super) fn update_counts(&mut self, free_before: Share, untouched_before: bool, slot: &DeviceSlot) {
         self.free_share = self.free_share + slot.free_share().0 - free_before.0;
-        self.untouched = self.untouched + u32::from(slot.is_untouched()) - u32::from(untouched_before);
+        self.fully_free = self.fully_free + u32::from(slot.is_fully_free()) - u32::from(untouched_before);
     }
 
-    fn work_out_distances(&mut self, devices: &Slots<DeviceSlot>) {
+    fn refresh_distances(&mut self, devices: &SlotTable<DeviceSlot>) {
         self.distances_are_stale = false;
-        self.distances = Distances::new(&self.links, self.devices.iter().map(|device| devices[device.0].gpu_id));
+        self.distances = LinkDistances::new(&self.links, self.devices.iter().map(|device| devices[device.0].gpu_id));
     }
 
-    /// How far apart its devices are, where links are known.
-    pub fn distances(&self) -> Option<&Distances> {
+    /// Returns the distances between its devices, if links are known.
+    pub fn distances(&self) -> Option<&LinkDistances> {
         self.distances.as_ref()
     }
 }
 
-/// What a device last reported, as far as placement needs it.
+/// Last reading of a device, reduced to the fields that placement needs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Observed {
+pub(crate) struct LastReading {
     pub at: PoolTime,
     pub memory_used: ReadingField<Bytes>,
     pub utilization: ReadingField<Percent>,
     pub temperature_c: ReadingField<i16>,
 }
 
-/// A device, with what of it is promised and what it reported.
+/// A device with its promises and its last reading.
 #[derive(Debug)]
 pub(crate) struct DeviceSlot {
     pub facts: Arc<DeviceFacts>,
     pub node: NodeId,
     pub gpu_id: GpuId,
-    pub kind: KindId,
-    /// Its position among the members of its kind.
+    pub kind: DeviceKindId,
+    /// Position among the members of its kind.
     pub position: u32,
     pub node_up: bool,
     pub seen: bool,
     pub hot: bool,
     pub cordon: CordonState,
     pub health: DeviceHealth,
-    /// Ended leases whose processes stayed here.
+    /// Number of ended leases whose processes stayed here.
     pub quarantines: u16,
     pub promised: Share,
     pub promised_memory: Bytes,
-    /// Who holds it or drains on it, oldest first.
+    /// Leases that hold it or drain on it, oldest first.
     pub leases: Vec<LeaseId>,
     pub leases_changed_at: Option<PoolTime>,
-    pub observed: Option<Observed>,
-    /// What no lease explains, from the last reading newer than the last change of leases.
+    pub observed: Option<LastReading>,
+    /// Foreign load of the last reading after the last change of leases.
     pub foreign: Option<ForeignLoad>,
 }
 
@@ -423,7 +422,7 @@ impl DeviceSlot {
             facts,
             node,
             gpu_id,
-            kind: KindId(0),
+            kind: DeviceKindId(0),
             position: 0,
             node_up: true,
             seen: false,
@@ -440,8 +439,8 @@ impl DeviceSlot {
         }
     }
 
-    /// Why it takes no new work at all, if so.
-    pub fn closed(&self) -> Option<DeviceClosure> {
+    /// Returns the reason why it takes no new work, if any.
+    pub fn closure(&self) -> Option<DeviceClosure> {
         if !self.node_up {
             return Some(DeviceClosure::NodeLost);
         }
@@ -462,42 +461,42 @@ impl DeviceSlot {
         (self.cordon == CordonState::Cordoned).then_some(DeviceClosure::Cordoned)
     }
 
-    /// The share that can be promised now; none where it takes no new work.
+    /// Returns the share that can be promised now; zero if it takes no new work.
     pub fn free_share(&self) -> Share {
-        if self.closed().is_some() { Share::ZERO } else { Share::WHOLE.saturating_sub(self.promised) }
+        if self.closure().is_some() { Share::ZERO } else { Share::WHOLE.saturating_sub(self.promised) }
     }
 
-    /// The memory not promised; zero where it is unknown.
+    /// Returns the memory that is not promised; zero if it is unknown.
     pub fn unpromised_memory(&self) -> Bytes {
         self.facts.memory_capacity().unwrap_or_default().saturating_sub(self.promised_memory)
     }
 
-    /// Whether its last reading is from before this time.
+    /// Whether its last reading is older than this time.
     pub fn is_stale(&self, before: Option<PoolTime>) -> bool {
         before.is_some_and(|before| self.observed.is_none_or(|observed| observed.at < before))
     }
 
-    /// A foreign load on it, as thresholds see it.
-    pub fn foreign_levels(&self, foreign: Option<ForeignLoad>) -> ForeignLevels {
-        let Some(foreign) = foreign else { return ForeignLevels::UNKNOWN };
+    /// Converts a foreign load on this device to levels.
+    pub fn foreign_levels(&self, foreign: Option<ForeignLoad>) -> ForeignLoadLevels {
+        let Some(foreign) = foreign else { return ForeignLoadLevels::UNKNOWN };
         let memory = match (foreign.memory, self.facts.memory) {
             (Some(used), Some(memory)) => i64::from(Percent::of(used, memory.total).0),
-            _ => ForeignLevels::NONE,
+            _ => ForeignLoadLevels::NONE,
         };
         let utilization = match foreign.utilization {
             Some(busy) => i64::from(busy.0),
-            None if foreign.processes == 0 => ForeignLevels::NONE,
+            None if foreign.processes == 0 => ForeignLoadLevels::NONE,
             None => i64::MAX,
         };
-        ForeignLevels { memory, utilization }
+        ForeignLoadLevels { memory, utilization }
     }
 
-    /// Takes new work and holds nothing.
-    pub fn is_untouched(&self) -> bool {
-        self.leases.is_empty() && self.closed().is_none()
+    /// Whether it takes new work and holds nothing.
+    pub fn is_fully_free(&self) -> bool {
+        self.leases.is_empty() && self.closure().is_none()
     }
 
-    /// Memory % in use, promises counted as used.
+    /// Returns the memory % in use, with promises counted as used.
     pub fn memory_percent(&self) -> Percent {
         let Some(memory) = self.facts.memory else { return Percent(0) };
         let foreign = self.foreign.and_then(|foreign| foreign.memory).unwrap_or_default();
@@ -506,55 +505,55 @@ impl DeviceSlot {
         Percent::of(used, memory.total).min(Percent::FULL)
     }
 
-    /// Utilization %, promises counted as used.
+    /// Returns the utilization %, with promises counted as used.
     pub fn utilization_percent(&self) -> Percent {
         let foreign = self.foreign.and_then(|foreign| foreign.utilization).unwrap_or(Percent(0));
         let promised = Percent::of_share(self.promised);
         self.measured_utilization().max(Percent(promised.0.saturating_add(foreign.0))).min(Percent::FULL)
     }
 
-    /// Utilization as reported; what is promised where it cannot be.
+    /// Returns the reported utilization, or the promised share if it is not reported.
     pub fn measured_utilization(&self) -> Percent {
         let reported = self.observed.and_then(|observed| observed.utilization.value());
         reported.unwrap_or(Percent::of_share(self.promised))
     }
 }
 
-/// Foreign load in thousandths of a percent, as thresholds see it.
+/// Foreign load in thousandths of a percent, for comparison with thresholds.
 ///
-/// A device that cannot report memory is below every memory threshold. One that cannot report utilization is below every
-/// such threshold unless a foreign process runs. One that was never judged is below none.
+/// A device that cannot report memory is below every memory threshold. A device that cannot report utilization is below
+/// every utilization threshold unless a foreign process runs. A device that was never assessed is below none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ForeignLevels {
+pub(crate) struct ForeignLoadLevels {
     memory: i64,
     utilization: i64,
 }
 
-impl ForeignLevels {
+impl ForeignLoadLevels {
     const UNKNOWN: Self = Self { memory: i64::MAX, utilization: i64::MAX };
-    /// Below every threshold, 0 among them.
+    /// Level below every threshold, even 0.
     const NONE: i64 = -1;
 
-    /// Whether both are strictly below their thresholds.
+    /// Whether both levels are strictly below their thresholds.
     pub fn are_below(self, thresholds: LoadThresholds) -> bool {
         self.memory < i64::from(thresholds.memory.0) && self.utilization < i64::from(thresholds.utilization.0)
     }
 }
 
-/// A kind's number, valid for one version of the facts.
+/// Number of a device kind, valid for one version of the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct KindId(pub u32);
+pub(crate) struct DeviceKindId(pub u32);
 
-/// A node shape's number, valid for one version of the facts.
+/// Number of a node shape, valid for one version of the facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ShapeId(pub u32);
+pub(crate) struct NodeShapeId(pub u32);
 
 /// Devices that are alike to every selector.
 #[derive(Debug)]
-pub(crate) struct Kind {
-    /// The facts of one of them; all but the identity are those of each.
+pub(crate) struct DeviceKind {
+    /// Facts of one member; all members share them except for the identity.
     pub facts: Arc<DeviceFacts>,
-    /// By rising number.
+    /// Members by rising number.
     pub members: Vec<DeviceId>,
 }
 
@@ -565,13 +564,13 @@ pub(crate) struct NodeShape {
     pub memory: Bytes,
     pub labels: Labels,
     pub nodes: Vec<NodeId>,
-    /// Its kinds, and how many of each a node has.
-    pub kinds: Vec<(KindId, u32)>,
+    /// Device kinds with their count per node.
+    pub kinds: Vec<(DeviceKindId, u32)>,
 }
 
-/// Everything of a device that a selector can see.
+/// Properties of a device that a selector can see.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Traits<'a> {
+struct SelectableTraits<'a> {
     vendor: Vendor,
     model: &'a str,
     memory: Option<DeviceMemory>,
@@ -580,7 +579,7 @@ struct Traits<'a> {
     labels: &'a Labels,
 }
 
-impl<'a> Traits<'a> {
+impl<'a> SelectableTraits<'a> {
     fn of(facts: &'a DeviceFacts) -> Self {
         Self {
             vendor: facts.vendor,
@@ -593,18 +592,18 @@ impl<'a> Traits<'a> {
     }
 }
 
-/// Sorts nodes into shapes and devices into kinds, and tells each slot which it is.
-fn work_out(nodes: &mut Slots<NodeSlot>, devices: &mut Slots<DeviceSlot>) -> (Vec<NodeShape>, Vec<Kind>) {
+/// Sorts nodes into shapes and devices into kinds, and stores the result in each slot.
+fn classify(nodes: &mut SlotTable<NodeSlot>, devices: &mut SlotTable<DeviceSlot>) -> (Vec<NodeShape>, Vec<DeviceKind>) {
     let mut traits_of = vec![u32::MAX; devices.span() as usize];
-    let mut known: BTreeMap<Traits<'_>, u32> = BTreeMap::new();
+    let mut known: BTreeMap<SelectableTraits<'_>, u32> = BTreeMap::new();
     for (id, slot) in devices.iter() {
         let next = known.len() as u32;
-        traits_of[id as usize] = *known.entry(Traits::of(&slot.facts)).or_insert(next);
+        traits_of[id as usize] = *known.entry(SelectableTraits::of(&slot.facts)).or_insert(next);
     }
 
     let mut shapes: Vec<NodeShape> = Vec::new();
-    let mut shape_of = vec![ShapeId(u32::MAX); nodes.span() as usize];
-    let mut known: BTreeMap<(MilliCpus, Bytes, &Labels, Vec<u32>), ShapeId> = BTreeMap::new();
+    let mut shape_of = vec![NodeShapeId(u32::MAX); nodes.span() as usize];
+    let mut known: BTreeMap<(MilliCpus, Bytes, &Labels, Vec<u32>), NodeShapeId> = BTreeMap::new();
     for (id, node) in nodes.iter() {
         let mut parts: Vec<u32> = node.devices.iter().map(|device| traits_of[device.index()]).collect();
         parts.sort_unstable();
@@ -617,14 +616,14 @@ fn work_out(nodes: &mut Slots<NodeSlot>, devices: &mut Slots<DeviceSlot>) -> (Ve
                 nodes: Vec::new(),
                 kinds: Vec::new(),
             });
-            ShapeId(shapes.len() as u32 - 1)
+            NodeShapeId(shapes.len() as u32 - 1)
         });
         shapes[shape.0 as usize].nodes.push(NodeId(id));
         shape_of[id as usize] = shape;
     }
 
-    let mut kinds: Vec<Kind> = Vec::new();
-    let mut kind_ids: BTreeMap<(ShapeId, u32), KindId> = BTreeMap::new();
+    let mut kinds: Vec<DeviceKind> = Vec::new();
+    let mut kind_ids: BTreeMap<(NodeShapeId, u32), DeviceKindId> = BTreeMap::new();
     for (id, node) in nodes.iter_mut() {
         node.shape = shape_of[id as usize];
         let shape = &mut shapes[node.shape.0 as usize];
@@ -632,8 +631,8 @@ fn work_out(nodes: &mut Slots<NodeSlot>, devices: &mut Slots<DeviceSlot>) -> (Ve
         for &device in &node.devices {
             let slot = &mut devices[device.0];
             slot.kind = *kind_ids.entry((node.shape, traits_of[device.index()])).or_insert_with(|| {
-                kinds.push(Kind { facts: slot.facts.clone(), members: Vec::new() });
-                KindId(kinds.len() as u32 - 1)
+                kinds.push(DeviceKind { facts: slot.facts.clone(), members: Vec::new() });
+                DeviceKindId(kinds.len() as u32 - 1)
             });
             if is_first_of_shape {
                 match shape.kinds.iter_mut().find(|(known, _)| *known == slot.kind) {

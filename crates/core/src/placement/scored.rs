@@ -1,158 +1,157 @@
 //! Strategies that score whole nodes: `paper-best-fit`, `fgd` and `least-fragmentation`.
 //!
 //! A score depends on the state of a node (free CPU and the free share of each card) and on the class of the request.
-//! Many nodes are in the same state and most decisions change one node only, so scores are kept per class and state:
-//! a decision walks the nodes with one look-up each and works out only what it has not met before.
+//! Many nodes are in the same state and most decisions change one node only, so scores are cached per class and state:
+//! a decision looks up each node once and computes only scores of new states.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
-use crate::classes::{Class, Need};
+use crate::classes::{DeviceNeed, RequestClass};
 use crate::ids::NodeId;
-use crate::inventory::{Inventory, KindId, ShapeId};
+use crate::inventory::{DeviceInventory, DeviceKindId, NodeShapeId};
 use crate::request::PlacementStrategy;
 use crate::units::{MilliCpus, Share};
-use crate::workload::Workload;
+use crate::workload::WorkloadEstimate;
 
-use super::fragmentation::{self, Target};
-use super::{Place, Search};
+use super::fragmentation::{self, ScoringTarget};
+use super::{PlacementChoice, PlacementSearch};
 
-/// Not worked out yet.
-const UNKNOWN: i32 = i32::MIN;
-/// The class does not fit a node in this state.
+/// Score that is not computed yet.
+const UNKNOWN_SCORE: i32 = i32::MIN;
+/// Score of a state in which the class does not fit.
 const NO_FIT: i32 = i32::MIN + 1;
-/// The shape of a vacant number: no class is hosted there.
-const NO_SHAPE: ShapeId = ShapeId(u32::MAX);
-/// States kept before those no node is in any more are thrown away.
+/// Shape of a vacant node number, which hosts no class.
+const NO_SHAPE: NodeShapeId = NodeShapeId(u32::MAX);
+/// States per node up to which unused states are retained.
 const STATES_PER_NODE: usize = 16;
 
-/// What is kept between decisions.
+/// Data cached between decisions.
 #[derive(Debug, Default)]
-pub(crate) struct Scorer {
-    /// The facts, workload and classes all of this was worked out for.
-    made_for: Option<(u64, u64, u64)>,
-    states: States,
-    of_node: Vec<StateId>,
-    /// Free host memory of each node: what fits beside the score.
+pub(crate) struct NodeScorer {
+    /// Versions of facts, workload and classes for which the data was computed.
+    built_for: Option<(u64, u64, u64)>,
+    states: NodeStateTable,
+    node_states: Vec<NodeStateId>,
+    /// Free host memory of each node, which is checked beside the score.
     memory_free: Vec<u64>,
-    /// Per strategy and class: the score of each state.
+    /// Score of each state, per strategy and class.
     scores: [Vec<Vec<i32>>; 3],
-    target: Target,
+    target: ScoringTarget,
 }
 
-impl Scorer {
-    fn refresh(&mut self, inventory: &mut Inventory, workload: &Workload, classes_generation: u64) {
+impl NodeScorer {
+    fn refresh(&mut self, inventory: &mut DeviceInventory, workload: &WorkloadEstimate, classes_generation: u64) {
         let version = (inventory.version, workload.version, classes_generation);
-        if self.made_for != Some(version) {
+        if self.built_for != Some(version) {
             let target_is_stale =
-                self.made_for.is_none_or(|(facts, tasks, _)| (facts, tasks) != (version.0, version.1));
+                self.built_for.is_none_or(|(facts, tasks, _)| (facts, tasks) != (version.0, version.1));
             if target_is_stale {
-                self.target = Target::new(workload, inventory);
+                self.target = ScoringTarget::new(workload, inventory);
             }
-            self.made_for = Some(version);
-            self.start_over(inventory);
+            self.built_for = Some(version);
+            self.rebuild(inventory);
         } else if self.states.len() > STATES_PER_NODE * inventory.nodes.len() + 1024 {
-            self.start_over(inventory);
+            self.rebuild(inventory);
         }
-        while let Some(node) = inventory.take_changed() {
-            self.look_at(node, inventory);
+        while let Some(node) = inventory.pop_changed_node() {
+            self.refresh_node(node, inventory);
         }
     }
 
-    fn start_over(&mut self, inventory: &Inventory) {
+    fn rebuild(&mut self, inventory: &DeviceInventory) {
         self.states.clear();
         self.scores = Default::default();
         let vacant = self.states.intern(NO_SHAPE, MilliCpus::ZERO, std::iter::empty(), &self.target);
-        self.of_node = vec![vacant; inventory.nodes.span() as usize];
+        self.node_states = vec![vacant; inventory.nodes.span() as usize];
         self.memory_free = vec![0; inventory.nodes.span() as usize];
         for (number, _) in inventory.nodes.iter() {
-            self.look_at(NodeId(number), inventory);
+            self.refresh_node(NodeId(number), inventory);
         }
     }
 
-    fn look_at(&mut self, node: NodeId, inventory: &Inventory) {
+    fn refresh_node(&mut self, node: NodeId, inventory: &DeviceInventory) {
         let slot = inventory.node(node);
         let cards = slot.devices.iter().map(|device| {
             let slot = inventory.device(*device);
             (slot.kind, slot.free_share())
         });
-        self.of_node[node.index()] = self.states.intern(slot.shape, slot.cpus_free(), cards, &self.target);
+        self.node_states[node.index()] = self.states.intern(slot.shape, slot.cpus_free(), cards, &self.target);
         self.memory_free[node.index()] = slot.memory_free().0;
     }
 
-    /// The score of a class in a state.
-    fn score(&self, strategy: PlacementStrategy, class: &Class, state: &State) -> i32 {
-        if !class.hosted_by(state.shape) || class.shape.cpus > state.cpus {
+    /// Returns the score of a class in a state.
+    fn score(&self, class: &RequestClass, state: &NodeState) -> i32 {
+        if !class.fits_shape(state.shape) || class.shape.cpus > state.cpus {
             return NO_FIT;
         }
         let fitting = state.cards.iter().enumerate().filter_map(|(position, card)| {
-            let need = class.need(card.kind)?;
-            (card.free >= need.share).then_some(Card { position, take: need.share })
+            let need = class.need_on(card.kind)?;
+            (card.free >= need.share).then_some(CardShare { position, share: need.share })
         });
         match usize::from(class.shape.gpus) {
-            0 => self.judge(strategy, class, state, &[]),
+            0 => self.score_cards(class, state, &[]),
             1 => {
-                // Cards that are alike score alike: the first of them stands for all.
+                // Equal cards have equal scores, so only the first of them is scored.
                 let is_first = |at: usize| at == 0 || state.cards[at - 1] != state.cards[at];
                 let distinct = fitting.filter(|card| is_first(card.position));
-                distinct.map(|card| self.judge(strategy, class, state, &[card])).max().unwrap_or(NO_FIT)
+                distinct.map(|card| self.score_cards(class, state, &[card])).max().unwrap_or(NO_FIT)
             }
-            // The least free first.
-            gpus => match fitting.take(gpus).collect::<Vec<Card>>() {
-                cards if cards.len() == gpus => self.judge(strategy, class, state, &cards),
+            // Least free first.
+            gpus => match fitting.take(gpus).collect::<Vec<CardShare>>() {
+                cards if cards.len() == gpus => self.score_cards(class, state, &cards),
                 _ => NO_FIT,
             },
         }
     }
 
-    /// The score of a class in a state on given cards.
-    fn judge(&self, strategy: PlacementStrategy, class: &Class, state: &State, cards: &[Card]) -> i32 {
-        match strategy {
-            PlacementStrategy::PaperBestFit => paper_best_fit(class, state, cards),
-            PlacementStrategy::Fgd => fragmentation::fgd(&self.target, class, state, cards),
-            _ => fragmentation::least_fragmentation(&self.target, class, state, cards),
+    /// Returns the score of a class in a state on given cards.
+    fn score_cards(&self, class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> i32 {
+        match class.shape.strategy {
+            PlacementStrategy::PaperBestFit => paper_best_fit_score(class, state, cards),
+            PlacementStrategy::Fgd => fragmentation::fgd_score(&self.target, class, state, cards),
+            _ => fragmentation::least_fragmentation_score(&self.target, class, state, cards),
         }
     }
 }
 
-/// A card of a state, and what a class would take of it.
+/// Position of a card in a node state, and the share a class would take of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Card {
+pub(super) struct CardShare {
     pub position: usize,
-    pub take: Share,
+    pub share: Share,
 }
 
-/// `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, Δ being what the whole node has left after placing.
-fn paper_best_fit(class: &Class, state: &State, cards: &[Card]) -> i32 {
-    let taken: u32 = cards.iter().map(|card| card.take.0).sum();
+/// Returns `floor(100·(1 − (ΔCPU/128000 + ΔGPU/8000)/2))`, where Δ is the rest of the whole node after placing.
+fn paper_best_fit_score(class: &RequestClass, state: &NodeState, cards: &[CardShare]) -> i32 {
+    let taken: u32 = cards.iter().map(|card| card.share.0).sum();
     let cpus_left = (state.cpus.0 - class.shape.cpus.0) as f64;
     let gpus_left = f64::from(state.free - taken);
     (100.0 * (1.0 - (0.5 * cpus_left / 128_000.0 + 0.5 * gpus_left / 8_000.0))).floor() as i32
 }
 
-impl Search<'_> {
-    /// Tells the scorer what has changed; to be called before [`Search::find`] with a scored strategy.
-    pub fn refresh_scores(&mut self, workload: &Workload, classes_generation: u64) {
+impl PlacementSearch<'_> {
+    /// Updates the scorer; required before [`PlacementSearch::find`] with a scored strategy.
+    pub fn refresh_scores(&mut self, workload: &WorkloadEstimate, classes_generation: u64) {
         self.scorer.refresh(self.inventory, workload, classes_generation);
     }
 
-    /// The place on the node with the best score; the lowest-numbered among equals.
-    pub(super) fn best_scored(&mut self, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
-        let strategy = self.class.shape.strategy;
-        let mut refused: Vec<NodeId> = Vec::new();
+    /// Returns a placement on the node with the best score; ties go to the lowest-numbered node.
+    pub(super) fn find_best_scored(&mut self, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
+        let mut rejected: Vec<NodeId> = Vec::new();
         loop {
-            let node = self.best_node(strategy, &refused)?;
-            match self.place_on(strategy, node, wanted) {
+            let node = self.best_node(&rejected)?;
+            match self.place_on(node, wanted) {
                 Some(place) => return Some(place),
-                // The score does not see thresholds, foreign memory and who comes first: try the next best.
-                None => refused.push(node),
+                // The score ignores thresholds, foreign memory and reservations: try the next best node.
+                None => rejected.push(node),
             }
         }
     }
 
-    fn best_node(&mut self, strategy: PlacementStrategy, refused: &[NodeId]) -> Option<NodeId> {
-        let slot = match strategy {
+    fn best_node(&mut self, rejected: &[NodeId]) -> Option<NodeId> {
+        let slot = match self.class.shape.strategy {
             PlacementStrategy::PaperBestFit => 0,
             PlacementStrategy::Fgd => 1,
             _ => 2,
@@ -162,16 +161,16 @@ impl Search<'_> {
             self.scorer.scores[slot].resize_with(number + 1, Vec::new);
         }
         let mut scores = std::mem::take(&mut self.scorer.scores[slot][number]);
-        scores.resize(self.scorer.states.len(), UNKNOWN);
+        scores.resize(self.scorer.states.len(), UNKNOWN_SCORE);
         let memory = self.class.shape.host_memory.0;
         let (mut best, mut best_score) = (None, NO_FIT);
-        for (node, (&state, &memory_free)) in self.scorer.of_node.iter().zip(&self.scorer.memory_free).enumerate() {
+        for (node, (&state, &memory_free)) in self.scorer.node_states.iter().zip(&self.scorer.memory_free).enumerate() {
             let mut score = scores[state.0 as usize];
-            if score == UNKNOWN {
-                score = self.scorer.score(strategy, self.class, self.scorer.states.get(state));
+            if score == UNKNOWN_SCORE {
+                score = self.scorer.score(self.class, self.scorer.states.get(state));
                 scores[state.0 as usize] = score;
             }
-            if score > best_score && memory <= memory_free && !refused.contains(&NodeId(node as u32)) {
+            if score > best_score && memory <= memory_free && !rejected.contains(&NodeId(node as u32)) {
                 (best, best_score) = (Some(NodeId(node as u32)), score);
             }
         }
@@ -179,108 +178,109 @@ impl Search<'_> {
         best
     }
 
-    fn place_on(&self, strategy: PlacementStrategy, node: NodeId, wanted: &impl Fn(&Need) -> bool) -> Option<Place> {
+    fn place_on(&self, node: NodeId, wanted: &impl Fn(&DeviceNeed) -> bool) -> Option<PlacementChoice> {
         let slot = self.inventory.node(node);
         if !self.host_fits(slot) || !slot.up {
             return None;
         }
         let gpus = self.class.shape.gpus;
         if gpus == 0 {
-            return Some(Place { node, promises: Vec::new() });
+            return Some(PlacementChoice { node, promises: Vec::new() });
         }
         if gpus > 1 {
-            return self.place(&self.together_on(node, wanted)?);
+            return self.promise_devices(&self.closest_on_node(node, wanted)?);
         }
-        let state = self.scorer.states.get(self.scorer.of_node[node.index()]);
+        let state = self.scorer.states.get(self.scorer.node_states[node.index()]);
         let fitting = slot.devices.iter().filter_map(|&device| {
             let device_slot = self.inventory.device(device);
-            let need = self.class.need(device_slot.kind).filter(|need| wanted(need) && self.fits(device, need))?;
+            let need =
+                self.class.need_on(device_slot.kind).filter(|need| wanted(need) && self.device_fits(device, need))?;
             let position = state.position_of(device_slot.kind, device_slot.free_share())?;
-            Some((device, Card { position, take: need.share }))
+            Some((device, CardShare { position, share: need.share }))
         });
-        // The paper's BestFit scores nodes only and takes the tightest card; the others score every card.
-        let rank = |card: Card| match strategy {
+        // The paper's BestFit scores nodes only and takes the tightest card; the other strategies score every card.
+        let rank = |card: CardShare| match self.class.shape.strategy {
             PlacementStrategy::PaperBestFit => -i64::from(state.cards[card.position].free.0),
-            _ => i64::from(self.scorer.judge(strategy, self.class, state, &[card])),
+            _ => i64::from(self.scorer.score_cards(self.class, state, &[card])),
         };
         let best = fitting.map(|(device, card)| (rank(card), Reverse(device))).max();
-        self.place(&[best?.1.0])
+        self.promise_devices(&[best?.1.0])
     }
 }
 
-// The states nodes are in, each kept once.
+// Node states, each stored once.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StateId(pub u32);
+struct NodeStateId(pub u32);
 
-/// A card of a node, as far as scores see it.
+/// Kind and free share of a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CardState {
-    pub kind: KindId,
+    pub kind: DeviceKindId,
     pub free: Share,
 }
 
-/// Everything about a node that scores see.
+/// Properties of a node that scores depend on.
 #[derive(Debug)]
-pub(super) struct State {
-    pub shape: ShapeId,
+pub(super) struct NodeState {
+    pub shape: NodeShapeId,
     pub cpus: MilliCpus,
-    /// By kind, then the least free first.
+    /// Cards by kind, then the least free first.
     pub cards: Box<[CardState]>,
-    /// Free thousandths of all cards.
+    /// Free thousandths over all cards.
     pub free: u32,
     pub fragmentation: f64,
 }
 
-impl State {
-    /// Where a card like this is.
-    pub fn position_of(&self, kind: KindId, free: Share) -> Option<usize> {
+impl NodeState {
+    /// Returns the position of an equal card.
+    pub fn position_of(&self, kind: DeviceKindId, free: Share) -> Option<usize> {
         self.cards.binary_search(&CardState { kind, free }).ok()
     }
 }
 
-/// All states met.
+/// All known node states.
 #[derive(Debug, Default)]
-struct States {
-    states: Vec<State>,
-    /// Looked up only, never walked.
-    known: HashMap<Box<[u64]>, StateId, BuildHasherDefault<DefaultHasher>>,
+struct NodeStateTable {
+    states: Vec<NodeState>,
+    /// Only for lookups, never iterated.
+    ids_by_key: HashMap<Box<[u64]>, NodeStateId, BuildHasherDefault<DefaultHasher>>,
     key: Vec<u64>,
     cards: Vec<CardState>,
 }
 
-impl States {
+impl NodeStateTable {
     pub fn len(&self) -> usize {
         self.states.len()
     }
 
     pub fn clear(&mut self) {
         self.states.clear();
-        self.known.clear();
+        self.ids_by_key.clear();
     }
 
-    pub fn get(&self, id: StateId) -> &State {
+    pub fn get(&self, id: NodeStateId) -> &NodeState {
         &self.states[id.0 as usize]
     }
 
-    /// The state with these cards.
+    /// Returns the state with these cards, adding it if it is new.
     pub fn intern(
         &mut self,
-        shape: ShapeId,
+        shape: NodeShapeId,
         cpus: MilliCpus,
-        cards: impl Iterator<Item = (KindId, Share)>,
-        target: &Target,
-    ) -> StateId {
+        cards: impl Iterator<Item = (DeviceKindId, Share)>,
+        target: &ScoringTarget,
+    ) -> NodeStateId {
         self.cards.clear();
         self.cards.extend(cards.map(|(kind, free)| CardState { kind, free }));
         self.cards.sort_unstable();
         self.key.clear();
         self.key.extend([u64::from(shape.0), cpus.0]);
         self.key.extend(self.cards.iter().map(|card| u64::from(card.kind.0) << 32 | u64::from(card.free.0)));
-        if let Some(&id) = self.known.get(self.key.as_slice()) {
+        if let Some(&id) = self.ids_by_key.get(self.key.as_slice()) {
             return id;
         }
-        let mut state = State {
+        let mut state = NodeState {
             shape,
             cpus,
             cards: self.cards.as_slice().into(),
@@ -288,9 +288,9 @@ impl States {
             fragmentation: 0.0,
         };
         state.fragmentation = fragmentation::fragmentation(target, &state.cards, cpus);
-        let id = StateId(self.states.len() as u32);
+        let id = NodeStateId(self.states.len() as u32);
         self.states.push(state);
-        self.known.insert(self.key.as_slice().into(), id);
+        self.ids_by_key.insert(self.key.as_slice().into(), id);
         id
     }
 }

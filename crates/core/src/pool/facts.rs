@@ -1,21 +1,21 @@
-//! Facts: nodes, devices, links, readings, health, and an administrator's cordon.
+//! Commands about facts: nodes, devices, links, readings, health and cordons.
 
 use std::sync::Arc;
 
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId};
-use crate::inventory::{DeviceSlot, Observed};
+use crate::inventory::{DeviceSlot, LastReading};
 use crate::lease::Lease;
 use crate::limits;
 use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply, DeviceClosure, InUseReason, PoolEffect};
-use crate::reading::{DeviceReading, ForeignLoad, ProcessAttribution, Promised, ReadingField};
+use crate::reading::{DeviceReading, ForeignLoad, ProcessAttribution, PromisedLoad, ReadingField};
 use crate::row::{DeviceRow, NodeRow, PoolRow};
 use crate::units::{Millis, Percent, Share};
 
 use super::Pool;
 
 impl Pool {
-    pub(super) fn node_seen(
+    pub(super) fn register_node(
         &mut self,
         facts: NodeFacts,
         devices: Vec<DeviceFacts>,
@@ -24,37 +24,37 @@ impl Pool {
     ) -> CommandReply {
         let (node, changed) = self.inventory.upsert_node(facts);
         if changed {
-            self.stirred = true;
-            self.keep_node(node, out);
+            self.needs_pass = true;
+            self.push_node_row(node, out);
         }
         let mut ids = Vec::with_capacity(devices.len());
         for (place, facts) in devices.into_iter().enumerate() {
             let (device, changed) = self.inventory.upsert_device(node, facts, numbers.get(place).copied());
             if changed {
-                self.stirred = true;
-                self.keep_device(device, out);
+                self.needs_pass = true;
+                self.push_device_row(device, out);
             }
             if !self.inventory.device(device).seen {
                 self.change_device(device, out, |slot| slot.seen = true);
             }
             ids.push(device);
         }
-        self.set_up(node, true, out);
+        self.set_node_up(node, true, out);
         CommandReply::Node(node, ids)
     }
 
-    pub(super) fn node_lost(&mut self, node: NodeId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
+    pub(super) fn lose_node(&mut self, node: NodeId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         self.known_node(node)?;
-        self.set_up(node, false, out);
+        self.set_node_up(node, false, out);
         Ok(CommandReply::Done)
     }
 
-    fn set_up(&mut self, node: NodeId, up: bool, out: &mut ApplyOutcome) {
+    fn set_node_up(&mut self, node: NodeId, up: bool, out: &mut ApplyOutcome) {
         if self.inventory.node(node).up == up {
             return;
         }
-        self.stirred |= up;
-        self.inventory.touch_node(node, |slot| slot.up = up);
+        self.needs_pass |= up;
+        self.inventory.update_node(node, |slot| slot.up = up);
         for device in self.inventory.node(node).devices.clone() {
             self.change_device(device, out, |slot| slot.node_up = up);
         }
@@ -68,15 +68,15 @@ impl Pool {
         self.known_device(device)?;
         let slot = self.inventory.device(device);
         let is_gone = !slot.node_up || !slot.seen || slot.health == DeviceHealth::Lost;
-        let in_use = slot.leases.first().map(|lease| self.in_use_by(*lease));
+        let in_use = slot.leases.first().map(|lease| self.in_use_reason(*lease));
         if let Some(why) = in_use.or((!is_gone).then_some(InUseReason::Present)) {
             return Err(CommandDenied::DeviceInUse { device, why });
         }
         let node = slot.node;
         let links = self.inventory.node(node).links.len();
-        self.drop_device(device, out);
+        self.remove_device(device, out);
         if self.inventory.node(node).links.len() != links {
-            self.keep_node(node, out);
+            self.push_node_row(node, out);
         }
         Ok(CommandReply::Done)
     }
@@ -85,30 +85,30 @@ impl Pool {
         self.known_node(node)?;
         let slot = self.inventory.node(node);
         let holds = |lease: &&Lease| lease.node == Some(node) && (lease.state.is_granted() || lease.draining);
-        let in_use = self.leases().find(holds).map(|lease| self.in_use_by(lease.id));
+        let in_use = self.leases().find(holds).map(|lease| self.in_use_reason(lease.id));
         if let Some(why) = in_use.or(slot.up.then_some(InUseReason::Present)) {
             return Err(CommandDenied::NodeInUse { node, why });
         }
         for device in slot.devices.clone() {
-            self.drop_device(device, out);
+            self.remove_device(device, out);
         }
         self.inventory.forget_node(node);
         out.rows.push(PoolRow::ForgetNode(node));
         Ok(CommandReply::Done)
     }
 
-    fn drop_device(&mut self, device: DeviceId, out: &mut ApplyOutcome) {
+    fn remove_device(&mut self, device: DeviceId, out: &mut ApplyOutcome) {
         self.inventory.forget_device(device);
         // Its number may go to another device, which was not used last.
         if self.counters.last_device == Some(device) {
             self.counters.last_device = None;
         }
         // A request that could have used it may now claim less.
-        self.stirred = true;
+        self.needs_pass = true;
         out.rows.push(PoolRow::ForgetDevice(device));
     }
 
-    fn in_use_by(&self, lease: LeaseId) -> InUseReason {
+    fn in_use_reason(&self, lease: LeaseId) -> InUseReason {
         match self.leases.get(&lease) {
             Some(known) if known.quarantined => InUseReason::Quarantined(lease),
             Some(known) if known.draining => InUseReason::Draining(lease),
@@ -125,7 +125,7 @@ impl Pool {
         self.known_node(node)?;
         if self.inventory.node(node).links != links {
             self.inventory.set_links(node, links);
-            self.keep_node(node, out);
+            self.push_node_row(node, out);
         }
         Ok(CommandReply::Done)
     }
@@ -143,7 +143,7 @@ impl Pool {
         Ok(CommandReply::Done)
     }
 
-    pub(super) fn cordon(
+    pub(super) fn set_cordon(
         &mut self,
         device: DeviceId,
         cordon: CordonState,
@@ -152,26 +152,26 @@ impl Pool {
         self.known_device(device)?;
         if self.inventory.device(device).cordon != cordon {
             self.change_device(device, out, |slot| slot.cordon = cordon);
-            self.keep_device(device, out);
+            self.push_device_row(device, out);
         }
         Ok(CommandReply::Done)
     }
 
-    pub(super) fn drain(
+    pub(super) fn drain_device(
         &mut self,
         device: DeviceId,
         grace: Millis,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
-        self.cordon(device, CordonState::Cordoned, out)?;
+        self.set_cordon(device, CordonState::Cordoned, out)?;
         for lease in self.inventory.device(device).leases.clone() {
-            // What is over already drains anyway.
-            let _ended_already = self.revoke(lease, grace, out);
+            // An ended lease drains anyway.
+            let _ended_already = self.revoke_lease(lease, grace, out);
         }
         Ok(CommandReply::Done)
     }
 
-    pub(super) fn observe(
+    pub(super) fn observe_device(
         &mut self,
         device: DeviceId,
         reading: &DeviceReading,
@@ -181,11 +181,11 @@ impl Pool {
         if self.inventory.device(device).observed.is_some_and(|observed| reading.at < observed.at) {
             return Ok(CommandReply::Done);
         }
-        self.free_what_is_gone(device, reading, out);
-        let foreign = self.foreign_now(device, reading);
-        self.stirred = self.stirred || self.is_news_to_waiters(self.inventory.device(device), foreign);
+        self.free_drained_leases(device, reading, out);
+        let foreign = self.foreign_load_after(device, reading);
+        self.needs_pass = self.needs_pass || self.may_unblock_waiters(self.inventory.device(device), foreign);
         self.change_device(device, out, |slot| {
-            slot.observed = Some(Observed {
+            slot.observed = Some(LastReading {
                 at: reading.at,
                 memory_used: reading.memory_used,
                 utilization: reading.utilization,
@@ -193,23 +193,23 @@ impl Pool {
             });
             slot.foreign = foreign;
             match reading.temperature_c {
-                ReadingField::Value(temperature) => slot.hot = temperature > limits::HOT_C,
+                ReadingField::Value(temperature) => slot.hot = temperature > limits::MAX_TEMPERATURE_C,
                 ReadingField::Unsupported => slot.hot = false,
-                // Not told this time: what was known holds.
+                // Keep the last known value.
                 ReadingField::Failed => {}
             }
         });
         Ok(CommandReply::Done)
     }
 
-    /// Whether a request that waits may be able to go once this is what is foreign on a device.
+    /// Whether a waiting request may start once the device has this foreign load.
     ///
-    /// Where requests fit in what is free of the device, that is a matter of thresholds and of device memory. The load of
-    /// a full device matters in two ways: a request claims the hosts of devices that are below its thresholds, and others
-    /// may go before it if they end before such a device is certain to be free.
-    fn is_news_to_waiters(&self, slot: &DeviceSlot, foreign: Option<ForeignLoad>) -> bool {
+    /// If a request fits in the device's free share, thresholds and device memory decide. The load of a full device
+    /// matters in two ways: a request claims the hosts of devices below its thresholds, and shorter leases may pass it
+    /// if they end before such a device is certain to be free.
+    fn may_unblock_waiters(&self, slot: &DeviceSlot, foreign: Option<ForeignLoad>) -> bool {
         let needs = &self.waiting_needs;
-        let is_free = needs.fit_in(slot.free_share());
+        let is_free = needs.fit_free_share(slot.free_share());
         if is_free && needs.have_thresholds() && slot.is_stale(self.stale_before()) {
             return true;
         }
@@ -217,32 +217,33 @@ impl Pool {
             return false;
         }
         let memory = |foreign: Option<ForeignLoad>| foreign.and_then(|foreign| foreign.memory).unwrap_or_default();
-        if is_free && needs.name_memory() && memory(foreign) < memory(slot.foreign) {
+        if is_free && needs.include_memory() && memory(foreign) < memory(slot.foreign) {
             return true;
         }
         if !needs.have_thresholds() {
             return false;
         }
-        let matters = is_free || needs.need_hosts() || (needs.past_gpus > 0 && self.is_certain_to_free_something(slot));
+        let matters = is_free || needs.include_hosts() || (needs.gpu_optional > 0 && self.has_certain_release(slot));
         let levels = |foreign| slot.foreign_levels(foreign);
-        matters && needs.have_thresholds_between(levels(slot.foreign), levels(foreign))
+        matters && needs.has_threshold_between(levels(slot.foreign), levels(foreign))
     }
 
-    fn is_certain_to_free_something(&self, slot: &DeviceSlot) -> bool {
+    fn has_certain_release(&self, slot: &DeviceSlot) -> bool {
         let ends = |lease: &LeaseId| self.leases.get(lease).is_some_and(|lease| self.certain_end(lease).is_some());
-        // A device that is closed gives what its leases leave as soon as it opens.
-        self.waiting_needs.fit_in(Share::WHOLE.saturating_sub(slot.promised)) || slot.leases.iter().any(ends)
+        // A closed device offers the share its leases leave as soon as it opens.
+        self.waiting_needs.fit_free_share(Share::WHOLE.saturating_sub(slot.promised)) || slot.leases.iter().any(ends)
     }
 
-    /// What is foreign after this reading. A reading that is not newer than the last change of leases, or whose processes
-    /// were attributed before that change, shows a mixture; a field that failed this time says nothing. Then what was
-    /// known before holds, and where nothing was, nothing is.
-    fn foreign_now(&self, device: DeviceId, reading: &DeviceReading) -> Option<ForeignLoad> {
+    /// Returns the foreign load after this reading. A reading from before the last change of leases, or one that was
+    /// attributed before it, shows a mixture, and a failed field shows nothing: then the previous value stays, known or
+    /// not.
+    fn foreign_load_after(&self, device: DeviceId, reading: &DeviceReading) -> Option<ForeignLoad> {
         let slot = self.inventory.device(device);
-        if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed || !reading.knows_of(changed)) {
+        if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed || !reading.includes_change_at(changed)) {
             return slot.foreign;
         }
-        let mut foreign = ForeignLoad::judge(reading, slot.leases.iter().map(|lease| self.promised(*lease, device)));
+        let mut foreign =
+            ForeignLoad::from_reading(reading, slot.leases.iter().map(|lease| self.load_of(*lease, device)));
         if reading.memory_used == ReadingField::Failed {
             foreign.memory = slot.foreign?.memory;
         }
@@ -255,16 +256,16 @@ impl Pool {
         Some(foreign)
     }
 
-    fn promised(&self, lease: LeaseId, device: DeviceId) -> Promised {
+    fn load_of(&self, lease: LeaseId, device: DeviceId) -> PromisedLoad {
         let promises = self.leases.get(&lease).map(|lease| lease.promises.clone()).unwrap_or_default();
         let of_device = promises.iter().filter(|promise| promise.device == device);
         let (memory, share) = of_device.map(|promise| (promise.memory, promise.share)).next().unwrap_or_default();
-        Promised { lease, memory, utilization: Percent::of_share(share) }
+        PromisedLoad { lease, memory, utilization: Percent::of_share(share) }
     }
 
-    /// A complete list of processes, taken and attributed after a lease's end, that shows none of its own frees the device
-    /// of it.
-    fn free_what_is_gone(&mut self, device: DeviceId, reading: &DeviceReading, out: &mut ApplyOutcome) {
+    /// Frees the device of draining leases whose processes are all gone, by a complete list of processes that was taken
+    /// and attributed after their end.
+    fn free_drained_leases(&mut self, device: DeviceId, reading: &DeviceReading, out: &mut ApplyOutcome) {
         let Some(processes) = &reading.processes else { return };
         if processes.iter().any(|process| process.attribution == ProcessAttribution::Unknown) {
             return;
@@ -278,14 +279,14 @@ impl Pool {
             let lease = self.lease_mut(id);
             if lease.draining
                 && !runs
-                && lease.ended_at.is_some_and(|ended| reading.at > ended && reading.knows_of(ended))
+                && lease.ended_at.is_some_and(|ended| reading.at > ended && reading.includes_change_at(ended))
             {
                 self.free_device(id, device, out);
             }
         }
     }
 
-    /// Changes a device; tells when that opens or closes it, and stirs the queue when there is more to give.
+    /// Changes a device, reports when that opens or closes it, and requests a pass if its free share grows.
     pub(super) fn change_device(
         &mut self,
         device: DeviceId,
@@ -294,23 +295,23 @@ impl Pool {
     ) {
         let closed = |pool: &Self| -> (Option<DeviceClosure>, u32) {
             let slot = pool.inventory.device(device);
-            (slot.closed(), slot.free_share().0)
+            (slot.closure(), slot.free_share().0)
         };
         let before = closed(self);
-        self.inventory.touch(device, change);
+        self.inventory.update_device(device, change);
         let after = closed(self);
         if before.0 != after.0 {
             out.effects.push(PoolEffect::DeviceOpen { device, closed: after.0 });
         }
-        self.stirred |= after.1 > before.1;
+        self.needs_pass |= after.1 > before.1;
     }
 
-    fn keep_node(&self, node: NodeId, out: &mut ApplyOutcome) {
+    fn push_node_row(&self, node: NodeId, out: &mut ApplyOutcome) {
         let slot = self.inventory.node(node);
         out.rows.push(PoolRow::Node(NodeRow { node, facts: slot.facts.clone(), links: slot.links.clone() }));
     }
 
-    fn keep_device(&self, device: DeviceId, out: &mut ApplyOutcome) {
+    fn push_device_row(&self, device: DeviceId, out: &mut ApplyOutcome) {
         let slot = self.inventory.device(device);
         out.rows.push(PoolRow::Device(DeviceRow {
             device,

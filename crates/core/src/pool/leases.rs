@@ -1,9 +1,9 @@
-//! A lease's life: asking, following, confirming, renewing, attaching; then its end by release, expiry, revocation or
-//! fault, draining, and quarantine where processes stay.
+//! Life of a lease: request, renewal, confirmation and attachment; its end by release, expiry, revocation or fault;
+//! then draining, or quarantine if processes stay.
 
 use std::sync::Arc;
 
-use crate::classes::Shape;
+use crate::classes::RequestShape;
 use crate::ids::{DeviceId, LeaseId, Token};
 use crate::lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState};
 use crate::limits;
@@ -13,11 +13,11 @@ use crate::request::{FieldError, Request};
 use crate::row::{LeaseRow, PoolRow};
 use crate::units::{Millis, PoolTime};
 
-use super::schedule::Wish;
+use super::schedule::RequestTerms;
 use super::{DrainMode, Pool, PoolSettings};
 
 impl Pool {
-    pub(super) fn request(
+    pub(super) fn request_lease(
         &mut self,
         request: Arc<Request>,
         key: Option<Arc<str>>,
@@ -33,73 +33,73 @@ impl Pool {
             }
         }
         let is_new = self.owners.find(&request.owner).is_none();
-        let wish = self.judge(&request, out)?;
-        let fair = self.owners.fair_key(wish.owner, &self.policies);
-        let others_may_go = self.stirred && !self.queue.is_empty();
-        let mut place = self.find_on_arrival(&wish, fair);
-        let cannot_wait = |pool: &Self| {
+        let terms = self.resolve_terms(&request, out)?;
+        let fairness = self.owners.fairness_of(terms.owner, &self.policies);
+        let waiters_may_go = self.needs_pass && !self.queue.is_empty();
+        let mut placement = self.find_on_arrival(&terms, fairness);
+        let wait_denial = |pool: &Self| {
             if !request.queue {
                 Some(CommandDenied::NoCapacity)
-            } else if pool.queue.len() >= limits::WAITERS {
-                Some(CommandDenied::QueueFull { limit: limits::WAITERS })
+            } else if pool.queue.len() >= limits::MAX_WAITERS {
+                Some(CommandDenied::QueueFull { limit: limits::MAX_WAITERS })
             } else {
                 None
             }
         };
-        if place.is_none() && others_may_go && cannot_wait(self).is_some() {
-            // Those before it may go because of what this batch changed, and claim nothing more once they have gone.
+        if placement.is_none() && waiters_may_go && wait_denial(self).is_some() {
+            // Earlier waiters may start because of changes in this batch, and claim nothing more once they have.
             self.serve_waiters(out);
-            let fair = self.owners.fair_key(wish.owner, &self.policies);
-            place = self.find_on_arrival(&wish, fair);
+            let fairness = self.owners.fairness_of(terms.owner, &self.policies);
+            placement = self.find_on_arrival(&terms, fairness);
         }
-        if let Some(denied) = cannot_wait(self).filter(|_| place.is_none()) {
+        if let Some(denied) = wait_denial(self).filter(|_| placement.is_none()) {
             if is_new {
-                self.owners.close_last(wish.owner);
+                self.owners.close_newest(terms.owner);
             }
             return Err(denied);
         }
 
         let id = self.new_lease(request, key);
-        match place {
-            Some((place, turn)) => self.grant(id, &wish, place, turn, out),
+        match placement {
+            Some((placement, turn)) => self.grant(id, &terms, placement, turn, out),
             None => {
                 let seq = self.lease_mut(id).seq;
-                self.enqueue(id, &wish, seq);
+                self.enqueue(id, &terms, seq);
                 self.set_deadline(id);
-                self.keep(id, out);
+                self.push_lease_row(id, out);
                 out.effects.push(PoolEffect::Queued { lease: id });
             }
         }
         Ok(CommandReply::Lease(id))
     }
 
-    /// Under which policy and class a request comes, or why it never can be served.
-    fn judge(&mut self, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<Wish, CommandDenied> {
+    /// Resolves the policy and class of a request, or returns the reason why it can never be served.
+    fn resolve_terms(&mut self, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<RequestTerms, CommandDenied> {
         self.inventory.refresh();
         let policy = self.policies.policy_for(request);
-        if let Some(rule) = policy.broken_by(request) {
+        if let Some(rule) = policy.find_violation(request) {
             return Err(CommandDenied::Policy { policy: policy.name.clone(), rule });
         }
-        let shape = Shape::of(request, policy);
+        let shape = RequestShape::of(request, policy);
         let looks_ahead = shape.strategy.looks_ahead();
         let priority = request.priority.saturating_add(policy.priority_boost);
-        let max_duration = policy.held_at_most(request);
+        let max_duration = policy.hold_limit(request);
         let policy_name = policy.name.clone();
         let class = self.classes.intern(shape, &self.inventory);
-        let judged = self.classes.get(class);
+        let assessed = self.classes.get(class);
         if looks_ahead {
-            let task = judged.task_class();
-            self.workload.arrived(task, &mut |row| out.rows.push(PoolRow::Workload(row)));
+            let task = assessed.task_class();
+            self.workload.record_arrival(task, &mut |row| out.rows.push(PoolRow::Workload(row)));
         }
-        if let Some(never) = &judged.never {
-            return Err(CommandDenied::Unsatisfiable(never.clone()));
+        if let Some(unsatisfiable) = &assessed.unsatisfiable {
+            return Err(CommandDenied::Unsatisfiable(unsatisfiable.clone()));
         }
         let quota = self.policies.quota_of(&request.owner).held;
-        if let Some(quota) = quota.filter(|quota| judged.most_held > *quota) {
-            return Err(CommandDenied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: judged.most_held, quota }));
+        if let Some(quota) = quota.filter(|quota| assessed.max_held > *quota) {
+            return Err(CommandDenied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: assessed.max_held, quota }));
         }
-        let owner = self.owners.id(&request.owner, self.now);
-        Ok(Wish { class, owner, priority, max_duration, policy: policy_name })
+        let owner = self.owners.get_or_open(&request.owner, self.now);
+        Ok(RequestTerms { class, owner, priority, max_duration, policy: policy_name })
     }
 
     fn new_lease(&mut self, request: Arc<Request>, key: Option<Arc<str>>) -> LeaseId {
@@ -115,35 +115,35 @@ impl Pool {
         id
     }
 
-    pub(super) fn follow(&mut self, lease: LeaseId) -> Result<CommandReply, CommandDenied> {
+    pub(super) fn follow_lease(&mut self, lease: LeaseId) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
-        self.known_lease(lease)?.asked_at = now;
+        self.known_lease(lease)?.followed_at = now;
         self.set_deadline(lease);
         Ok(CommandReply::Lease(lease))
     }
 
-    pub(super) fn confirm(
+    pub(super) fn confirm_offer(
         &mut self,
         id: LeaseId,
         token: Token,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
-        let lease = self.granted_with(id, token)?;
+        let lease = self.granted_lease(id, token)?;
         if lease.state == LeaseState::Offered {
             lease.state = LeaseState::Active;
             lease.expires_at = Some(now.after(lease.request.ttl));
             let effect = lease.decision.clone().map(|decision| PoolEffect::Granted { lease: id, token, decision });
             out.effects.extend(effect);
             self.set_deadline(id);
-            self.keep(id, out);
+            self.push_lease_row(id, out);
         }
         Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn renew(&mut self, id: LeaseId, token: Token) -> Result<CommandReply, CommandDenied> {
+    pub(super) fn renew_lease(&mut self, id: LeaseId, token: Token) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
-        let lease = self.granted_with(id, token)?;
+        let lease = self.granted_lease(id, token)?;
         if lease.state == LeaseState::Offered {
             return Err(CommandDenied::NotGranted(id));
         }
@@ -154,26 +154,26 @@ impl Pool {
         Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn attach(
+    pub(super) fn attach_holder(
         &mut self,
         id: LeaseId,
         token: Token,
         holder: LeaseHolder,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
-        let lease = self.granted_with(id, token)?;
+        let lease = self.granted_lease(id, token)?;
         if lease.state == LeaseState::Offered {
             return Err(CommandDenied::NotGranted(id));
         }
         lease.holder = Some(holder);
         lease.expires_at = None;
         self.set_deadline(id);
-        self.keep(id, out);
+        self.push_lease_row(id, out);
         Ok(CommandReply::Lease(id))
     }
 
-    /// A granted lease, if that is its token.
-    fn granted_with(&mut self, id: LeaseId, presented: Token) -> Result<&mut Lease, CommandDenied> {
+    /// Returns a granted lease if the token matches.
+    fn granted_lease(&mut self, id: LeaseId, presented: Token) -> Result<&mut Lease, CommandDenied> {
         let lease = self.known_lease(id)?;
         match lease.token {
             Some(token) if token != presented => Err(CommandDenied::Stale { lease: id, presented }),
@@ -183,75 +183,75 @@ impl Pool {
         }
     }
 
-    /// Takes the next token. It is kept with the counters before anybody sees it.
-    pub(super) fn take_token(&mut self) -> Token {
+    /// Allocates the next token. The counters row with it is committed before the token is published.
+    pub(super) fn allocate_token(&mut self) -> Token {
         let token = Token(self.counters.next_token);
         self.counters.next_token += 1;
         token
     }
 
-    /// Counts what an owner holds, more or less.
-    pub(super) fn account(&mut self, id: LeaseId, change: impl FnOnce(u64, u64) -> u64, out: &mut ApplyOutcome) {
+    /// Changes the share that an owner holds.
+    pub(super) fn update_account(&mut self, id: LeaseId, change: impl FnOnce(u64, u64) -> u64, out: &mut ApplyOutcome) {
         let Some(lease) = self.leases.get(&id) else { return };
         let (owner, share) = (lease.request.owner.clone(), self.inventory.gpu_share(&lease.promises));
-        let owner = self.owners.id(&owner, self.now);
-        let row = self.owners.hold(owner, self.now, self.policies.period, |held| change(held, share));
+        let owner = self.owners.get_or_open(&owner, self.now);
+        let row = self.owners.set_held(owner, self.now, self.policies.period, |held| change(held, share));
         out.rows.push(PoolRow::Usage(row));
-        // A quota reached takes the claims of its owner's waiters away, a quota left lets them go; fair share changes the
-        // order.
+        // A reached quota removes the claims of its owner's waiters, a quota with room lets them start; fair share
+        // changes the order.
         let quota = self.policies.quota_of(&self.owners.get(owner).name);
-        self.stirred |= quota.held.is_some() || quota.share_hours.is_some();
+        self.needs_pass |= quota.held.is_some() || quota.share_hours.is_some();
         if self.policies.queue == QueueOrder::FairShare {
-            let fair = self.owners.fair_key(owner, &self.policies);
-            self.queue.set_fair(owner, fair);
-            self.stirred = true;
+            let fairness = self.owners.fairness_of(owner, &self.policies);
+            self.queue.set_fairness(owner, fairness);
+            self.needs_pass = true;
         }
     }
 
-    /// Ends or quarantines everything whose time has come.
-    pub(super) fn expire(&mut self, out: &mut ApplyOutcome) {
+    /// Ends or quarantines leases whose deadline has passed.
+    pub(super) fn apply_deadlines(&mut self, out: &mut ApplyOutcome) {
         while let Some(&(at, id)) = self.deadlines.first().filter(|(at, _)| *at <= self.now) {
             let lease = self.lease_mut(id);
             let cause = match lease.state {
-                LeaseState::Queued if lease.asked_at.after(limits::WAITER_PATIENCE) <= at => EndCause::Abandoned,
+                LeaseState::Queued if lease.followed_at.after(limits::WAITER_PATIENCE) <= at => EndCause::Abandoned,
                 LeaseState::Queued => EndCause::WaitLimitPassed,
                 LeaseState::Offered => EndCause::OfferLapsed,
                 LeaseState::Active if lease.revoke_at.is_some_and(|end| end <= at) => EndCause::Revoked,
                 LeaseState::Active if lease.hard_end.is_some_and(|end| end <= at) => EndCause::MaxDurationPassed,
                 LeaseState::Active => EndCause::TtlPassed,
                 _ => {
-                    self.quarantine(id, out);
+                    self.quarantine_devices(id, out);
                     continue;
                 }
             };
-            self.end(id, cause, out);
+            self.end_lease(id, cause, out);
         }
         if self.quota_deadline.is_some_and(|at| at <= self.now) {
             self.quota_deadline = None;
-            self.stirred = true;
+            self.needs_pass = true;
         }
     }
 
-    pub(super) fn release(&mut self, id: LeaseId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
+    pub(super) fn release_lease(&mut self, id: LeaseId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         if !self.known_lease(id)?.state.is_ended() {
-            self.end(id, EndCause::ByOwner, out);
+            self.end_lease(id, EndCause::ByOwner, out);
         }
         Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn fail(
+    pub(super) fn fail_lease(
         &mut self,
         id: LeaseId,
         why: Arc<str>,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
         if !self.known_lease(id)?.state.is_ended() {
-            self.end(id, EndCause::Fault(why), out);
+            self.end_lease(id, EndCause::Fault(why), out);
         }
         Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn holder_gone(
+    pub(super) fn detach_holder(
         &mut self,
         id: LeaseId,
         grace: Millis,
@@ -263,17 +263,17 @@ impl Pool {
             return Ok(CommandReply::Lease(id));
         }
         if grace.is_zero() {
-            self.end(id, EndCause::HolderGone, out);
+            self.end_lease(id, EndCause::HolderGone, out);
         } else {
             lease.holder = None;
             lease.expires_at = Some(now.after(grace));
             self.set_deadline(id);
-            self.keep(id, out);
+            self.push_lease_row(id, out);
         }
         Ok(CommandReply::Lease(id))
     }
 
-    pub(super) fn revoke(
+    pub(super) fn revoke_lease(
         &mut self,
         id: LeaseId,
         grace: Millis,
@@ -286,31 +286,31 @@ impl Pool {
                 let at = lease.revoke_at.map_or(at, |before| before.min(at));
                 if lease.revoke_at != Some(at) {
                     lease.revoke_at = Some(at);
-                    // An end that is now certain may let a short lease go before those who wait for it.
-                    self.stirred = true;
+                    // A certain end may let a short lease start before those who wait for it.
+                    self.needs_pass = true;
                     out.effects.push(PoolEffect::Revoking { lease: id, at });
                     self.set_deadline(id);
-                    self.keep(id, out);
+                    self.push_lease_row(id, out);
                 }
             }
             state if state.is_ended() => return Err(CommandDenied::Ended(id)),
-            _ => self.end(id, EndCause::Revoked, out),
+            _ => self.end_lease(id, EndCause::Revoked, out),
         }
         Ok(CommandReply::Lease(id))
     }
 
-    /// Ends a lease; its capacity starts draining in the same step.
-    pub(super) fn end(&mut self, id: LeaseId, cause: EndCause, out: &mut ApplyOutcome) {
+    /// Ends a lease; its devices start draining in the same step.
+    pub(super) fn end_lease(&mut self, id: LeaseId, cause: EndCause, out: &mut ApplyOutcome) {
         let was = self.lease_mut(id).state;
         debug_assert!(!was.is_ended());
         if was == LeaseState::Queued {
             self.dequeue(id);
-            self.stirred = true;
+            self.needs_pass = true;
         } else {
-            self.account(id, |held, share| held.saturating_sub(share), out);
+            self.update_account(id, |held, share| held.saturating_sub(share), out);
         }
         if self.lease_mut(id).decision.as_ref().is_some_and(|decision| decision.strategy.looks_ahead()) {
-            self.workload.ended();
+            self.workload.record_end();
         }
         let now = self.now;
         let drains = was == LeaseState::Active && self.settings.drain != DrainMode::AtOnce;
@@ -326,31 +326,31 @@ impl Pool {
             if drains {
                 out.effects.push(PoolEffect::Draining { lease: id });
             } else {
-                self.free_all(id, out);
+                self.free_all_devices(id, out);
             }
         }
         self.set_deadline(id);
-        self.keep(id, out);
+        self.push_lease_row(id, out);
         self.ended.push_back(id);
-        self.forget_oldest(out);
+        self.forget_oldest_ended(out);
     }
 
-    pub(super) fn drained(&mut self, id: LeaseId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
+    pub(super) fn finish_drain(&mut self, id: LeaseId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
         if self.known_lease(id)?.draining {
-            self.free_all(id, out);
+            self.free_all_devices(id, out);
             self.set_deadline(id);
-            self.keep(id, out);
-            self.forget_oldest(out);
+            self.push_lease_row(id, out);
+            self.forget_oldest_ended(out);
         }
         Ok(CommandReply::Lease(id))
     }
 
-    fn free_all(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
+    fn free_all_devices(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
         let promises = self.lease_mut(id).promises.clone();
         for promise in promises.iter() {
             self.free_promise(id, promise, out);
         }
-        self.freed(id, out);
+        self.free_lease(id, out);
     }
 
     /// Frees one device of a draining lease; the last one frees the lease.
@@ -362,12 +362,12 @@ impl Pool {
             self.free_promise(id, promise, out);
         }
         if left.is_empty() {
-            self.freed(id, out);
+            self.free_lease(id, out);
         } else {
             self.lease_mut(id).promises = left.into();
         }
         self.set_deadline(id);
-        self.keep(id, out);
+        self.push_lease_row(id, out);
     }
 
     fn free_promise(&mut self, id: LeaseId, promise: &DevicePromise, out: &mut ApplyOutcome) {
@@ -380,26 +380,26 @@ impl Pool {
             slot.leases_changed_at = Some(now);
             slot.quarantines -= u16::from(quarantined);
         });
-        self.stirred = true;
+        self.needs_pass = true;
     }
 
-    fn freed(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
+    fn free_lease(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
         let lease = self.lease_mut(id);
         lease.draining = false;
         lease.quarantined = false;
         lease.promises = Arc::from([]);
         let (cpus, memory) = (lease.request.cpus, lease.request.host_memory);
         if let Some(node) = lease.node {
-            self.inventory.touch_node(node, |slot| {
+            self.inventory.update_node(node, |slot| {
                 slot.cpus_promised -= cpus;
                 slot.memory_promised -= memory;
             });
         }
-        self.stirred = true;
+        self.needs_pass = true;
         out.effects.push(PoolEffect::Freed { lease: id });
     }
 
-    fn quarantine(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
+    fn quarantine_devices(&mut self, id: LeaseId, out: &mut ApplyOutcome) {
         let lease = self.lease_mut(id);
         lease.quarantined = true;
         let promises = lease.promises.clone();
@@ -408,13 +408,13 @@ impl Pool {
             out.effects.push(PoolEffect::Quarantined { device: promise.device, lease: id });
         }
         self.set_deadline(id);
-        self.keep(id, out);
+        self.push_lease_row(id, out);
     }
 
-    /// Keeps the memory of what is over within its bound. What still drains is not over.
-    fn forget_oldest(&mut self, out: &mut ApplyOutcome) {
+    /// Removes the oldest ended leases beyond the limit, except those that still drain.
+    fn forget_oldest_ended(&mut self, out: &mut ApplyOutcome) {
         let mut draining = 0;
-        while self.ended.len() > limits::ENDED_REMEMBERED + draining {
+        while self.ended.len() > limits::MAX_ENDED_LEASES + draining {
             let Some(id) = self.ended.pop_front() else { return };
             if self.lease_mut(id).draining {
                 self.ended.push_back(id);
@@ -431,12 +431,12 @@ impl Pool {
     }
 }
 
-/// When a lease in this state wants to hear the clock.
+/// Returns the next deadline of a lease in its current state.
 pub(super) fn deadline_of(lease: &Lease, settings: PoolSettings) -> Option<PoolTime> {
     let earliest = |times: [Option<PoolTime>; 3]| times.into_iter().flatten().min();
     match lease.state {
         LeaseState::Queued => earliest([
-            Some(lease.asked_at.after(limits::WAITER_PATIENCE)),
+            Some(lease.followed_at.after(limits::WAITER_PATIENCE)),
             lease.request.wait_limit.map(|limit| lease.created_at.after(limit)),
             None,
         ]),

@@ -1,10 +1,10 @@
 //! The pool: nodes, devices, readings, leases, queue and policies, and the one function that changes them.
 //!
-//! Commands come in batches: what is due ends first, then each command is applied, then the queue is served once.
+//! Commands come in batches: deadlines apply first, then each command, then one pass serves the queue.
 //!
-//! Each command has one function: facts in `facts.rs`, a lease's life from request to end in `leases.rs`; `schedule.rs`
-//! decides whose turn it is, [`crate::placement`] where, `view.rs` shows the pool and explains why a request waits, and
-//! `restore.rs` brings a pool back from rows.
+//! Each command has one function: facts in `facts.rs`, the life of a lease in `leases.rs`. `schedule.rs` decides which
+//! request is next, [`crate::placement`] where it goes, `view.rs` shows the pool and explains waits, and `restore.rs`
+//! rebuilds a pool from rows.
 
 mod facts;
 mod leases;
@@ -20,132 +20,132 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::classes::{ClassId, Classes, Shape};
+use crate::classes::{RequestClassId, RequestClasses, RequestShape};
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
-use crate::inventory::Inventory;
+use crate::inventory::DeviceInventory;
 use crate::lease::{Lease, LeaseHolder, LeaseState};
 use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply};
 use crate::placement::scored;
 use crate::policy::Policies;
-use crate::queue::{OwnerId, Owners, Queue, WaitingNeeds};
+use crate::queue::{OwnerAccounts, OwnerId, RequestQueue, WaitingNeeds};
 use crate::reading::DeviceReading;
 use crate::request::Request;
 use crate::row::{PoolCounters, PoolRow};
 use crate::units::{Bytes, MilliCpus, Millis, PoolTime, Share};
-use crate::workload::{TaskClass, Workload};
+use crate::workload::{TaskClass, WorkloadEstimate};
 
-/// Everything that can happen to a pool: facts, wishes and an administrator's orders.
+/// Command to a pool: facts, requests and an administrator's orders.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolCommand {
     /// Time has passed.
     Tick,
 
-    /// A node reports. The list names the devices that are new, changed, or seen for the first time since a restart;
+    /// A node reports. The list contains devices that are new, changed, or seen for the first time since a restart;
     /// every other device stays as it is. A report without devices is a heartbeat.
     NodeSeen {
         facts: NodeFacts,
         devices: Vec<DeviceFacts>,
-        /// The small number of each, for a node that numbers its devices itself; a device beyond the list's end, or with
-        /// a number that is another's, gets the next free one. One that is known keeps the number it has.
+        /// Number of each device on the node, for a node that numbers its devices itself. A device beyond the list's
+        /// end, or with a number in use, gets the next free number; a known device keeps its number.
         numbers: Vec<GpuId>,
     },
     /// A node is not reachable: no new work until it is seen again.
     NodeLost { node: NodeId },
-    /// Forget a device that is gone and holds nothing. If it comes back it is a new device.
+    /// Remove a device that is gone and holds nothing. If it comes back, it is a new device.
     ForgetDevice { device: DeviceId },
-    /// Forget a node that is down, with its devices, where nothing is held. If it comes back it is a new node.
+    /// Remove a node that is down and holds nothing, with its devices. If it comes back, it is a new node.
     ForgetNode { node: NodeId },
-    /// How the devices of a node are joined; replaces what was known.
+    /// Links between the devices of a node; replaces the known ones.
     Links { node: NodeId, links: Vec<DeviceLink> },
-    /// A device reported.
+    /// A reading of a device.
     Observe { device: DeviceId, reading: DeviceReading },
     /// A device's health changed.
     SetHealth { device: DeviceId, health: DeviceHealth },
 
-    /// A wish. Asked twice with the same key and owner, it is granted once.
+    /// A request. Repeated with the same key and owner, it is granted once.
     Request { request: Arc<Request>, key: Option<Arc<str>> },
     /// A waiter asks for its lease, which keeps it in the queue.
     Follow { lease: LeaseId },
-    /// An offer is taken.
+    /// Accept an offer.
     Confirm { lease: LeaseId, token: Token },
     /// A heartbeat.
     Renew { lease: LeaseId, token: Token },
-    /// A process or connection now keeps the lease alive, in place of heartbeats.
+    /// A process or connection keeps the lease alive from now on, without heartbeats.
     Attach { lease: LeaseId, token: Token, holder: LeaseHolder },
     /// That process or connection is gone; it may come back within the grace period.
     HolderGone { lease: LeaseId, grace: Millis },
-    /// The owner gives it back, or stops waiting. Twice is harmless.
+    /// The owner releases the lease or stops waiting. Repeating it is harmless.
     Release { lease: LeaseId },
     /// No process of an ended lease is left on its devices.
     Drained { lease: LeaseId },
-    /// A fault ended it.
+    /// A fault ends a lease.
     Fail { lease: LeaseId, why: Arc<str> },
 
-    /// Take a lease back after a grace period, in which its holder can finish.
+    /// Revoke a lease after a grace period, in which its holder can finish.
     Revoke { lease: LeaseId, grace: Millis },
     /// Stop or allow new work on a device.
     Cordon { device: DeviceId, cordon: CordonState },
-    /// Stop new work on a device and revoke what runs there; holders have the grace period to finish.
+    /// Stop new work on a device and revoke its leases; holders have the grace period to finish.
     Drain { device: DeviceId, grace: Millis },
-    /// Replace all rules.
+    /// Replace all policies.
     SetPolicies { policies: Box<Policies> },
-    /// Tell what tasks are to be expected, in place of learning it; empty goes back to learning. Not kept in rows: it is
-    /// configuration, and whoever restores the pool tells it again.
+    /// Configure the expected tasks instead of learning them; an empty list returns to learning. Not part of the rows:
+    /// it is configuration, to be set again after a restore.
     SetWorkload { classes: Vec<(TaskClass, u64)> },
 }
 
-/// What becomes of a lease's devices when it ends.
+/// Handling of a lease's devices when it ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DrainMode {
-    /// They are free at once: where no processes are known (simulation, a client's own books).
+    /// Devices are free at once: for pools without known processes (simulation, a client of statistics servers).
     #[default]
     AtOnce,
-    /// They are free when its processes are gone, as [`PoolCommand::Drained`] or a complete reading tells (for a lease
-    /// without devices, the command alone); if they stay longer than this, the devices are quarantined.
+    /// Devices are free once the processes are gone, by [`PoolCommand::Drained`] or a complete reading (without
+    /// devices, by the command only). If processes stay longer than `patience`, the devices are quarantined.
     WhenGone {
-        /// How long they may stay.
+        /// Time that processes may stay.
         patience: Millis,
     },
 }
 
-/// How a pool works, apart from its policies.
+/// Settings of a pool apart from its policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolSettings {
-    /// What becomes of a lease's devices when it ends.
+    /// Handling of a lease's devices when it ends.
     pub drain: DrainMode,
-    /// Age beyond which a reading says nothing about thresholds; `None` for no limit.
+    /// Age from which a reading is ignored for thresholds; `None` for no limit.
     pub reading_max_age: Option<Millis>,
 }
 
-/// Everything that decides. See the crate's documentation.
+/// The pool; see the documentation of the crate.
 #[derive(Debug, Default)]
 pub struct Pool {
     settings: PoolSettings,
     now: PoolTime,
-    inventory: Inventory,
+    inventory: DeviceInventory,
     leases: BTreeMap<LeaseId, Box<Lease>>,
-    /// (owner, key) of requests that must not be granted twice.
+    /// Leases by (owner, key) of requests that must not be granted twice.
     keys: BTreeMap<(Arc<str>, Arc<str>), LeaseId>,
     /// Ended leases that are still remembered, oldest first.
     ended: VecDeque<LeaseId>,
-    /// When each lease wants to hear the clock.
+    /// Deadline of each lease that has one.
     deadlines: BTreeSet<(PoolTime, LeaseId)>,
-    /// When a quota that stands in somebody's way starts anew.
+    /// Earliest change of a quota that holds back a waiter.
     quota_deadline: Option<PoolTime>,
     policies: Policies,
-    owners: Owners,
-    classes: Classes,
-    queue: Queue,
+    owners: OwnerAccounts,
+    classes: RequestClasses,
+    queue: RequestQueue,
     waiting_needs: WaitingNeeds,
-    workload: Workload,
-    scorer: scored::Scorer,
+    workload: WorkloadEstimate,
+    scorer: scored::NodeScorer,
     counters: PoolCounters,
-    /// The counters as rows keep them.
-    kept_counters: PoolCounters,
-    /// Something changed that may let a waiter go.
-    stirred: bool,
+    /// Counters in the last row.
+    written_counters: PoolCounters,
+    /// Whether a change may let a waiter start.
+    needs_pass: bool,
 }
 
 impl Pool {
@@ -153,7 +153,7 @@ impl Pool {
         Self { settings, policies, ..Self::default() }
     }
 
-    /// Applies a command, and everything that was due before it: a batch of one.
+    /// Applies a batch of one command.
     pub fn apply(
         &mut self,
         now: PoolTime,
@@ -179,68 +179,64 @@ impl Pool {
         (answers, outcome)
     }
 
-    /// Sets the clock and ends everything that is due. The parts of a batch are for callers that look at the pool
-    /// between its commands; [`Pool::apply_all`] is all of them in one.
+    /// Begins a batch: sets the clock and applies all deadlines. The parts of a batch are for callers that read the
+    /// pool between its commands; [`Pool::apply_all`] runs all of them.
     pub fn begin_batch(&mut self, now: PoolTime, out: &mut ApplyOutcome) {
         self.now = self.now.max(now);
-        self.expire(out);
+        self.apply_deadlines(out);
     }
 
-    /// Applies one command of a batch that was begun. Requests that wait are not served before the batch finishes.
+    /// Applies one command of a batch. Waiting requests are served when the batch finishes.
     pub fn apply_in_batch(
         &mut self,
         command: PoolCommand,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
-        self.dispatch(command, out)
+        match command {
+            PoolCommand::Tick => Ok(CommandReply::Done),
+            PoolCommand::NodeSeen { facts, devices, numbers } => Ok(self.register_node(facts, devices, &numbers, out)),
+            PoolCommand::NodeLost { node } => self.lose_node(node, out),
+            PoolCommand::ForgetDevice { device } => self.forget_device(device, out),
+            PoolCommand::ForgetNode { node } => self.forget_node(node, out),
+            PoolCommand::Links { node, links } => self.set_links(node, links, out),
+            PoolCommand::Observe { device, reading } => self.observe_device(device, &reading, out),
+            PoolCommand::SetHealth { device, health } => self.set_health(device, health, out),
+            PoolCommand::Request { request, key } => self.request_lease(request, key, out),
+            PoolCommand::Follow { lease } => self.follow_lease(lease),
+            PoolCommand::Confirm { lease, token } => self.confirm_offer(lease, token, out),
+            PoolCommand::Renew { lease, token } => self.renew_lease(lease, token),
+            PoolCommand::Attach { lease, token, holder } => self.attach_holder(lease, token, holder, out),
+            PoolCommand::HolderGone { lease, grace } => self.detach_holder(lease, grace, out),
+            PoolCommand::Release { lease } => self.release_lease(lease, out),
+            PoolCommand::Drained { lease } => self.finish_drain(lease, out),
+            PoolCommand::Fail { lease, why } => self.fail_lease(lease, why, out),
+            PoolCommand::Revoke { lease, grace } => self.revoke_lease(lease, grace, out),
+            PoolCommand::Cordon { device, cordon } => self.set_cordon(device, cordon, out),
+            PoolCommand::Drain { device, grace } => self.drain_device(device, grace, out),
+            PoolCommand::SetPolicies { policies } => self.set_policies(*policies, out),
+            PoolCommand::SetWorkload { classes } => {
+                self.workload.configure(classes);
+                Ok(CommandReply::Done)
+            }
+        }
     }
 
-    /// Gives every waiting request that can go its devices, and keeps the counters if they changed.
+    /// Finishes a batch: grants every waiting request that can start, and writes the counters if they changed.
     pub fn finish_batch(&mut self, out: &mut ApplyOutcome) {
         self.serve_waiters(out);
         self.counters.workload_arrivals = self.workload.arrivals();
         self.counters.turnover = self.workload.turnover_counts();
-        if self.counters != self.kept_counters {
-            self.kept_counters = self.counters;
+        if self.counters != self.written_counters {
+            self.written_counters = self.counters;
             out.rows.push(PoolRow::Counters(self.counters));
         }
     }
 
-    /// When the pool wants to hear the clock again at the latest.
+    /// Returns the latest time at which the pool must be called again.
     pub fn next_deadline(&self) -> Option<PoolTime> {
         let lease = self.deadlines.first().map(|(at, _)| *at);
         let quota = self.quota_deadline.filter(|_| !self.queue.is_empty());
         [lease, quota].into_iter().flatten().min()
-    }
-
-    fn dispatch(&mut self, command: PoolCommand, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
-        match command {
-            PoolCommand::Tick => Ok(CommandReply::Done),
-            PoolCommand::NodeSeen { facts, devices, numbers } => Ok(self.node_seen(facts, devices, &numbers, out)),
-            PoolCommand::NodeLost { node } => self.node_lost(node, out),
-            PoolCommand::ForgetDevice { device } => self.forget_device(device, out),
-            PoolCommand::ForgetNode { node } => self.forget_node(node, out),
-            PoolCommand::Links { node, links } => self.set_links(node, links, out),
-            PoolCommand::Observe { device, reading } => self.observe(device, &reading, out),
-            PoolCommand::SetHealth { device, health } => self.set_health(device, health, out),
-            PoolCommand::Request { request, key } => self.request(request, key, out),
-            PoolCommand::Follow { lease } => self.follow(lease),
-            PoolCommand::Confirm { lease, token } => self.confirm(lease, token, out),
-            PoolCommand::Renew { lease, token } => self.renew(lease, token),
-            PoolCommand::Attach { lease, token, holder } => self.attach(lease, token, holder, out),
-            PoolCommand::HolderGone { lease, grace } => self.holder_gone(lease, grace, out),
-            PoolCommand::Release { lease } => self.release(lease, out),
-            PoolCommand::Drained { lease } => self.drained(lease, out),
-            PoolCommand::Fail { lease, why } => self.fail(lease, why, out),
-            PoolCommand::Revoke { lease, grace } => self.revoke(lease, grace, out),
-            PoolCommand::Cordon { device, cordon } => self.cordon(device, cordon, out),
-            PoolCommand::Drain { device, grace } => self.drain(device, grace, out),
-            PoolCommand::SetPolicies { policies } => self.set_policies(*policies, out),
-            PoolCommand::SetWorkload { classes } => {
-                self.workload.tell(classes);
-                Ok(CommandReply::Done)
-            }
-        }
     }
 
     fn set_policies(&mut self, policies: Policies, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
@@ -248,11 +244,11 @@ impl Pool {
         out.rows.push(PoolRow::Policies(Box::new(policies.clone())));
         self.policies = policies;
         self.requeue_all();
-        self.stirred = true;
+        self.needs_pass = true;
         Ok(CommandReply::Done)
     }
 
-    /// Readings from before this say nothing about thresholds.
+    /// Returns the time before which readings are stale for thresholds.
     fn stale_before(&self) -> Option<PoolTime> {
         self.settings.reading_max_age.map(|age| PoolTime(self.now.0.saturating_sub(age.0)))
     }
@@ -272,18 +268,18 @@ impl Pool {
     fn lease_mut(&mut self, lease: LeaseId) -> &mut Lease {
         match self.leases.get_mut(&lease) {
             Some(lease) => lease,
-            None => unreachable!("lease {lease} is kept while anything refers to it"),
+            None => unreachable!("lease {lease} exists while anything refers to it"),
         }
     }
 
-    /// Keeps a lease as it now is.
-    fn keep(&self, lease: LeaseId, out: &mut ApplyOutcome) {
+    /// Writes the row of a lease.
+    fn push_lease_row(&self, lease: LeaseId, out: &mut ApplyOutcome) {
         if let Some(lease) = self.leases.get(&lease) {
             out.rows.push(PoolRow::Lease(lease.row().clone()));
         }
     }
 
-    /// Sets when a lease wants to hear the clock, from the state it is in.
+    /// Updates the deadline of a lease from its state.
     fn set_deadline(&mut self, id: LeaseId) {
         let settings = self.settings;
         let Some(lease) = self.leases.get_mut(&id) else { return };
@@ -297,19 +293,19 @@ impl Pool {
         }
     }
 
-    /// The owner and class a waiting lease is queued under.
-    fn wish_of(&mut self, id: LeaseId) -> (OwnerId, ClassId, i32) {
+    /// Returns the owner, class and priority under which a waiting lease is queued.
+    fn queue_terms(&mut self, id: LeaseId) -> (OwnerId, RequestClassId, i32) {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
-        let shape = Shape::of(&request, policy);
+        let shape = RequestShape::of(&request, policy);
         let priority = request.priority.saturating_add(policy.priority_boost);
         let class = self.classes.intern(shape, &self.inventory);
-        (self.owners.id(&request.owner, self.now), class, priority)
+        (self.owners.get_or_open(&request.owner, self.now), class, priority)
     }
 }
 
 impl Pool {
-    /// Checks every invariant the pool's own books can show; the error says which is broken. Tests ask after every step.
+    /// Checks every invariant; the error names the broken one. Tests call it after every step.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.check_devices()?;
         self.check_hosts()?;
@@ -318,30 +314,30 @@ impl Pool {
     }
 
     fn check_devices(&self) -> Result<(), String> {
-        let mut books: BTreeMap<DeviceId, (Share, Bytes, Vec<LeaseId>)> = BTreeMap::new();
+        let mut expected: BTreeMap<DeviceId, (Share, Bytes, Vec<LeaseId>)> = BTreeMap::new();
         for lease in self.leases.values() {
             for promise in lease.promises.iter() {
-                let book = books.entry(promise.device).or_default();
-                book.0 += promise.share;
-                book.1 += promise.memory;
-                book.2.push(lease.id);
+                let entry = expected.entry(promise.device).or_default();
+                entry.0 += promise.share;
+                entry.1 += promise.memory;
+                entry.2.push(lease.id);
             }
         }
         for (number, slot) in self.inventory.devices.iter() {
-            let (share, memory, mut leases) = books.remove(&DeviceId(number)).unwrap_or_default();
+            let (share, memory, mut leases) = expected.remove(&DeviceId(number)).unwrap_or_default();
             let mut listed = slot.leases.clone();
             leases.sort_unstable();
             listed.sort_unstable();
             if (slot.promised, slot.promised_memory) != (share, memory) || listed != leases {
-                return Err(format!("device {number}: books say {share}/{memory} to {leases:?}, slot {slot:?}"));
+                return Err(format!("device {number}: expected {share}/{memory} to {leases:?}, slot {slot:?}"));
             }
             if slot.promised > Share::WHOLE {
                 return Err(format!("device {number}: {} promised of one GPU", slot.promised));
             }
         }
-        match books.is_empty() {
+        match expected.is_empty() {
             true => Ok(()),
-            false => Err(format!("promises on unknown devices: {books:?}")),
+            false => Err(format!("promises on unknown devices: {expected:?}")),
         }
     }
 
@@ -355,7 +351,7 @@ impl Pool {
                 (cpus + lease.request.cpus, memory + lease.request.host_memory)
             });
             if (slot.cpus_promised, slot.memory_promised) != (cpus, memory) {
-                return Err(format!("node {number}: host books say {cpus}/{memory}, slot {slot:?}"));
+                return Err(format!("node {number}: expected {cpus}/{memory} of the host, slot {slot:?}"));
             }
         }
         Ok(())
@@ -382,16 +378,16 @@ impl Pool {
             if let Some(at) = lease.deadline {
                 deadlines += 1;
                 if !self.deadlines.contains(&(at, id)) {
-                    return Err(format!("the deadline of lease {id} is not kept"));
+                    return Err(format!("the deadline of lease {id} is not listed"));
                 }
             }
         }
         if (waiting, deadlines) != (self.queue.len(), self.deadlines.len()) {
             return Err(format!("{waiting} wait, {} are queued; {deadlines} deadlines", self.queue.len()));
         }
-        for account in self.owners.all() {
+        for account in self.owners.accounts() {
             if account.held != held.remove(&*account.name).unwrap_or(0) {
-                return Err(format!("{} holds something else than {}", account.name, account.held));
+                return Err(format!("{} does not hold {}", account.name, account.held));
             }
         }
         match held.values().all(|held| *held == 0) {

@@ -1,8 +1,8 @@
-//! A pool from the rows it left behind.
+//! Restoring a pool from its rows.
 //!
-//! A bad row never stops the service: it is left out and complained of. A number without a row is vacant: a node or
-//! device was forgotten, or its row was lost, and only a lease that refers to it is complained of. Counters only ever go forward, whatever the rows
-//! say, so that no token and no lease number is used twice.
+//! A bad row never stops the service: it is skipped and reported. A number without a row is vacant: a node or device
+//! was removed, or its row was lost; only a lease that refers to it is reported. Counters never go back, so that no
+//! token and no lease number is used twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,29 +16,26 @@ use crate::workload::TaskClass;
 
 use super::{Pool, PoolSettings};
 
-/// A row that could not be taken.
+/// Row that could not be restored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// A node does not fit in.
-    #[error("node row {0}: its name is another's, or its number is far beyond those before")]
+    #[error("node row {0}: its name is taken, or its number is far beyond the others")]
     Node(NodeId),
-    /// A device does not fit in.
     #[error("device row {device}: {why}")]
     Device { device: DeviceId, why: &'static str },
-    /// A lease does not fit in.
     #[error("lease row {lease}: {why}")]
     Lease { lease: LeaseId, why: &'static str },
-    /// A counter is beyond what any pool counts to; what the other rows say is used.
+    /// A counter is beyond any reachable count; the other rows provide it.
     #[error("counters row: a number is out of range")]
     Counters,
-    /// The rules do not make sense; the given ones are used.
+    /// The policies are inconsistent; the given ones are used.
     #[error("policies row: {0}")]
     Policies(#[from] crate::request::FieldError),
 }
 
-/// The last row about each thing.
+/// Last row about each thing.
 #[derive(Default)]
-struct Latest {
+struct LatestRows {
     nodes: BTreeMap<NodeId, NodeRow>,
     devices: BTreeMap<DeviceId, DeviceRow>,
     leases: BTreeMap<LeaseId, LeaseRow>,
@@ -48,15 +45,15 @@ struct Latest {
     workload: BTreeMap<TaskClass, WorkloadRow>,
 }
 
-impl Latest {
-    fn of(rows: impl IntoIterator<Item = PoolRow>, bad: &mut Vec<RestoreError>) -> Self {
+impl LatestRows {
+    fn collect(rows: impl IntoIterator<Item = PoolRow>, bad: &mut Vec<RestoreError>) -> Self {
         let mut latest = Self::default();
         for row in rows {
             match row {
-                PoolRow::Lease(row) if !counted(&row) => {
-                    bad.push(RestoreError::Lease { lease: row.id, why: "a number of it is out of range" });
+                PoolRow::Lease(row) if !has_valid_numbers(&row) => {
+                    bad.push(RestoreError::Lease { lease: row.id, why: "a number is out of range" });
                 }
-                PoolRow::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::COUNTED => {
+                PoolRow::Counters(row) if row.next_lease.max(row.next_token).max(row.next_seq) > limits::MAX_COUNT => {
                     bad.push(RestoreError::Counters);
                 }
                 PoolRow::Node(row) => drop(latest.nodes.insert(row.node, row)),
@@ -90,17 +87,18 @@ impl Latest {
     }
 }
 
-/// Whether the numbers of a lease are such that counting can go on after them.
-fn counted(row: &LeaseRow) -> bool {
+/// Whether the numbers of a lease leave room to count on.
+fn has_valid_numbers(row: &LeaseRow) -> bool {
     let token = row.token.map_or(0, |token| token.0);
-    row.id.0.max(row.seq).max(token) < limits::COUNTED
+    row.id.0.max(row.seq).max(token) < limits::MAX_COUNT
 }
 
 impl Pool {
-    /// The pool that left these rows, in the order they were left, and what of them could not be taken.
+    /// Restores a pool from its rows, in the order they were written, and returns the rows that could not be restored.
     ///
-    /// Every lease gets one full ttl from `now`. A device takes no new work until its node is seen again: send health and
-    /// readings first, so that nobody is granted a sick device in between. `policies` are used where no row holds any.
+    /// Every lease gets one full ttl from `now`. A device takes no new work until its node is seen again: send health
+    /// and readings first, so that no lease is granted an unhealthy device in between. `policies` apply if no row holds
+    /// any.
     pub fn restore(
         settings: PoolSettings,
         policies: Policies,
@@ -108,7 +106,7 @@ impl Pool {
         rows: impl IntoIterator<Item = PoolRow>,
     ) -> (Self, Vec<RestoreError>) {
         let mut bad = Vec::new();
-        let latest = Latest::of(rows, &mut bad);
+        let latest = LatestRows::collect(rows, &mut bad);
         let mut pool = Self::new(settings, policies);
         pool.now = now;
         pool.counters = latest.counters;
@@ -125,13 +123,13 @@ impl Pool {
         }
         let mut links = Vec::new();
         for (id, row) in latest.nodes {
-            let is_far = id.0 > pool.inventory.nodes.span().saturating_add(limits::VACANT_NUMBERS);
+            let is_far = id.0 > pool.inventory.nodes.span().saturating_add(limits::MAX_VACANT_NUMBERS);
             if is_far || pool.inventory.node_by_name(&row.facts.name).is_some() {
                 bad.push(RestoreError::Node(id));
                 continue;
             }
             pool.inventory.insert_node(id, row.facts);
-            pool.inventory.touch_node(id, |slot| slot.up = false);
+            pool.inventory.update_node(id, |slot| slot.up = false);
             links.push((id, row.links));
         }
         for row in latest.devices.into_values() {
@@ -144,14 +142,14 @@ impl Pool {
             pool.inventory.set_links(node, links);
         }
         pool.counters.last_device = pool.counters.last_device.filter(|last| pool.inventory.devices.contains(last.0));
-        pool.kept_counters = pool.counters;
+        pool.written_counters = pool.counters;
         let mut by_token: Vec<LeaseRow> = latest.leases.into_values().collect();
         by_token.sort_by_key(|row| (row.token, row.id));
         let (mut ended, mut waiting) = (BTreeSet::new(), BTreeSet::new());
         for row in by_token {
             let (lease, ended_at) = (row.id, row.ended_at);
             if row.state == LeaseState::Queued && !waiting.insert(row.seq) {
-                bad.push(RestoreError::Lease { lease, why: "its place in the queue is another's" });
+                bad.push(RestoreError::Lease { lease, why: "another lease has its queue position" });
                 continue;
             }
             match pool.restore_lease(row, now) {
@@ -169,29 +167,29 @@ impl Pool {
     }
 
     fn restore_device(&mut self, row: DeviceRow) -> Result<(), &'static str> {
-        if row.device.0 > self.inventory.devices.span().saturating_add(limits::VACANT_NUMBERS) {
-            return Err("its number is far beyond those before");
+        if row.device.0 > self.inventory.devices.span().saturating_add(limits::MAX_VACANT_NUMBERS) {
+            return Err("its number is far beyond the others");
         }
         if !self.inventory.nodes.contains(row.node.0) {
-            return Err("its node is not known");
+            return Err("its node is unknown");
         }
         if row.gpu_id.0 > limits::MAX_GPU_ID {
             return Err("its gpu_id is out of range");
         }
         if self.inventory.device_by_identity(row.node, &row.facts.identity).is_some() {
-            return Err("its identity is another device's");
+            return Err("another device has its identity");
         }
         if self.inventory.device_with_gpu_id(row.node, row.gpu_id).is_some() {
-            return Err("its gpu_id is another device's");
+            return Err("another device has its gpu_id");
         }
         self.inventory.insert_device(row.device, row.node, row.gpu_id, row.facts);
-        self.inventory.touch(row.device, |slot| slot.cordon = row.cordon);
+        self.inventory.update_device(row.device, |slot| slot.cordon = row.cordon);
         Ok(())
     }
 
     fn restore_lease(&mut self, row: LeaseRow, now: PoolTime) -> Result<LeaseState, &'static str> {
         if row.request.validate().is_err() {
-            return Err("its request is not valid");
+            return Err("its request is invalid");
         }
         check_state(&row)?;
         let state = row.state;
@@ -199,7 +197,7 @@ impl Pool {
         if holds {
             self.check_promises(&row)?;
         } else if !row.promises.is_empty() {
-            return Err("it holds devices although it is not granted");
+            return Err("it holds devices but is not granted");
         }
         if let Some(key) = &row.key {
             self.keys.entry((row.request.owner.clone(), key.clone())).or_insert(row.id);
@@ -208,7 +206,7 @@ impl Pool {
         let id = lease.id;
         if holds {
             for promise in lease.promises.iter() {
-                self.inventory.touch(promise.device, |slot| {
+                self.inventory.update_device(promise.device, |slot| {
                     slot.promised += promise.share;
                     slot.promised_memory += promise.memory;
                     slot.leases.push(id);
@@ -218,37 +216,37 @@ impl Pool {
             }
             if let Some(node) = lease.node {
                 let request = lease.request.clone();
-                self.inventory.touch_node(node, |slot| {
+                self.inventory.update_node(node, |slot| {
                     slot.cpus_promised += request.cpus;
                     slot.memory_promised += request.host_memory;
                 });
             }
         }
         if state.is_granted() {
-            let owner = self.owners.id(&lease.request.owner, now);
+            let owner = self.owners.get_or_open(&lease.request.owner, now);
             self.owners.get_mut(owner).held += self.inventory.gpu_share(&lease.promises);
         }
         self.leases.insert(id, Box::new(lease));
         Ok(state)
     }
 
-    /// Whether what a lease holds can be held: known devices of one node, not promised beyond the whole already.
+    /// Checks that the promises of a lease are possible: known devices of one node, not promised beyond a whole.
     fn check_promises(&self, row: &LeaseRow) -> Result<(), &'static str> {
-        let node = row.node.filter(|node| self.inventory.nodes.contains(node.0)).ok_or("its node is not known")?;
+        let node = row.node.filter(|node| self.inventory.nodes.contains(node.0)).ok_or("its node is unknown")?;
         let mut seen = BTreeSet::new();
         for promise in row.promises.iter() {
             if !self.inventory.devices.contains(promise.device.0) {
-                return Err("a device of it is not known");
+                return Err("a device is unknown");
             }
             if self.inventory.device(promise.device).node != node {
-                return Err("a device of it is not of its node");
+                return Err("a device is on another node");
             }
             if !seen.insert(promise.device) {
-                return Err("a device of it is named twice");
+                return Err("a device is listed twice");
             }
             let slot = self.inventory.device(promise.device);
             if promise.share.0 == 0 || slot.promised.0.saturating_add(promise.share.0) > Share::WHOLE.0 {
-                return Err("a device of it is promised to others already");
+                return Err("a device is already promised to others");
             }
             if slot.promised_memory.0.checked_add(promise.memory.0).is_none() {
                 return Err("its memory is out of range");
@@ -261,27 +259,25 @@ impl Pool {
     }
 }
 
-/// Whether what a row says of a lease can be true together.
+/// Checks that the fields of a row are consistent.
 fn check_state(row: &LeaseRow) -> Result<(), &'static str> {
     let was_granted = row.token.is_some() && row.granted_at.is_some() && row.decision.is_some();
     if row.state.is_granted() && !was_granted {
         return Err("it is granted without a token, a time or a decision");
     }
     if row.state == LeaseState::Queued && (row.token.is_some() || row.node.is_some()) {
-        return Err("it waits and was granted");
+        return Err("it waits but was granted");
     }
-    if row.state.is_ended() != row.ended_at.is_some() || row.cause.as_ref().map(EndCause::state) != ended(row.state) {
-        return Err("its end, its cause and its state do not agree");
+    let is_ended = row.state.is_ended();
+    let end_state = row.cause.as_ref().map(EndCause::state);
+    if is_ended != row.ended_at.is_some() || end_state != is_ended.then_some(row.state) {
+        return Err("its end, cause and state are inconsistent");
     }
-    if (row.draining && !row.state.is_ended()) || (row.quarantined && !row.draining) {
-        return Err("it drains and is not over");
+    if (row.draining && !is_ended) || (row.quarantined && !row.draining) {
+        return Err("it drains but has not ended");
     }
     if row.holder.is_some() && row.state != LeaseState::Active {
-        return Err("it has a holder and is not active");
+        return Err("it has a holder but is not active");
     }
     Ok(())
-}
-
-fn ended(state: LeaseState) -> Option<LeaseState> {
-    Some(state).filter(|state| state.is_ended())
 }

@@ -1,133 +1,140 @@
-//! Whose turn it is.
+//! Order in which waiting requests are served.
 //!
-//! Waiting requests are looked at in order, by lanes. One that finds a place gets it. One that does not is *passed*: from
-//! then on in this pass nobody may take a device (or host) it could use, so nobody who came later can delay it. The one
-//! exception is a lease that is certain to end, by its `max_duration`, before the passed request can be certain to start.
-//! A request held back by its owner's quota is passed without that protection.
+//! A pass visits waiting requests in order, by lanes. A request that finds devices is granted. One that does not is
+//! *passed*: for the rest of the pass, every device and host it could use is reserved, so no later request can delay
+//! it. The one exception is a lease that is certain to end, by its `max_duration`, before the passed request is certain
+//! to start. A request held back by its owner's quota reserves nothing.
 //!
-//! A batch ends with such a pass. A newcomer within a batch is placed at once where it keeps off everything that those
-//! before it could use, whether or not they could have it now: some of them may go only when the batch ends, because of
-//! what an earlier command of the batch freed.
+//! Each batch ends with such a pass. A new request within a batch is placed at once if it avoids everything that
+//! earlier waiters could use, available or not: some of them may start only when the batch ends, because of an earlier
+//! command of the batch.
 
 use std::sync::Arc;
 
-use crate::classes::{Class, ClassId, Need, Shape};
+use crate::classes::{DeviceNeed, RequestClass, RequestClassId, RequestShape};
 use crate::ids::{DeviceId, LeaseId, NodeId};
-use crate::inventory::{DeviceSlot, Inventory, KindId};
+use crate::inventory::{DeviceInventory, DeviceKindId, DeviceSlot};
 use crate::lease::{Lease, LeaseState, PlacementDecision, QueueTurn};
 use crate::limits;
 use crate::outcome::{ApplyOutcome, PoolEffect};
-use crate::placement::{Guard, Place, Search, is_below};
-use crate::queue::{OverQuota, OwnerId, Queue, WaitingNeeds};
+use crate::placement::{PlacementChoice, PlacementSearch, ReservedCapacity, is_below};
+use crate::queue::{OwnerId, QuotaExcess, RequestQueue, WaitingNeeds};
+use crate::request::PlacementStrategy;
 use crate::units::{Millis, PoolTime, Share};
 
 use super::Pool;
 
-/// A request as the queue sees it.
+/// Terms under which a request is queued and granted.
 #[derive(Debug, Clone)]
-pub(super) struct Wish {
-    pub class: ClassId,
+pub(super) struct RequestTerms {
+    pub class: RequestClassId,
     pub owner: OwnerId,
     pub priority: i32,
     pub max_duration: Option<Millis>,
     pub policy: Arc<str>,
 }
 
-/// Classes that found no place in a pass, and what must be left alone for them.
+/// Classes that found no place in a pass, and the capacity reserved for them.
 #[derive(Default)]
-struct Passed {
-    classes: Vec<ClassId>,
-    guard: Guard,
-    /// When each class is certain to start, where that was worked out since the last grant.
+struct PassedClasses {
+    classes: Vec<RequestClassId>,
+    reserved: ReservedCapacity,
+    /// Certain start of each class, if it was computed since the last grant.
     starts: Vec<Option<Option<PoolTime>>>,
 }
 
-impl Passed {
-    fn add(&mut self, id: ClassId, class: &Class, inventory: &Inventory) {
+impl PassedClasses {
+    fn add(&mut self, id: RequestClassId, class: &RequestClass, inventory: &DeviceInventory) {
         self.classes.push(id);
         self.starts.push(None);
-        self.guard.add(class, inventory);
+        self.reserved.add_class(class, inventory);
     }
 }
 
 impl Pool {
-    /// A place for a request that just came, which passes nobody unduly.
-    pub(super) fn find_on_arrival(&mut self, wish: &Wish, fair: (u64, u64)) -> Option<(Place, QueueTurn)> {
-        if self.over_quota(wish.owner, wish.class).is_some() {
+    /// Finds a placement for a new request that delays no earlier one.
+    pub(super) fn find_on_arrival(
+        &mut self,
+        terms: &RequestTerms,
+        fairness: (u64, u64),
+    ) -> Option<(PlacementChoice, QueueTurn)> {
+        if self.quota_excess(terms.owner, terms.class).is_some() {
             return None;
         }
         if self.queue.is_empty() {
-            return self.find(wish.class, &Guard::default()).map(|place| (place, QueueTurn::OnArrival));
+            let placement = self.search(terms.class, &ReservedCapacity::default())?;
+            return Some((placement, QueueTurn::OnArrival));
         }
-        if !self.may_have_room(wish.class) {
+        if !self.may_have_free_device(terms.class) {
             return None;
         }
-        let ahead: Vec<(ClassId, OwnerId)> = self
+        let ahead: Vec<(RequestClassId, OwnerId)> = self
             .queue
-            .lanes_ahead(wish.priority, fair)
+            .lanes_ahead(terms.priority, fairness)
             .map(|lane| (lane.class, lane.owner))
-            .take(limits::LANES_PER_PASS + 1)
+            .take(limits::MAX_LANES_PER_PASS + 1)
             .collect();
-        if ahead.len() > limits::LANES_PER_PASS {
-            // Too many for a newcomer to look at; a pass does not count those a quota holds back.
-            self.stirred = true;
+        if ahead.len() > limits::MAX_LANES_PER_PASS {
+            // Too many lanes to check on arrival; a pass does not count those that a quota holds back.
+            self.needs_pass = true;
             return None;
         }
-        let mut passed = Passed::default();
+        let mut passed = PassedClasses::default();
         for (class, owner) in ahead {
-            // The last pass may have ended before it came to this one, and facts may have changed since.
-            self.classes.judge(class, &self.inventory);
-            if !passed.classes.contains(&class) && self.over_quota(owner, class).is_none() {
+            // The last pass may have ended before this class, and facts may have changed since.
+            self.classes.refresh(class, &self.inventory);
+            if !passed.classes.contains(&class) && self.quota_excess(owner, class).is_none() {
                 passed.add(class, self.classes.get(class), &self.inventory);
             }
         }
-        self.find_past(wish.class, &mut passed, wish.max_duration, QueueTurn::OnArrival)
+        self.find_past_waiters(terms.class, &mut passed, terms.max_duration, QueueTurn::OnArrival)
     }
 
-    /// Gives everybody who waits and can go now what they wait for.
+    /// Grants every waiting request that can start now.
     pub(super) fn serve_waiters(&mut self, out: &mut ApplyOutcome) {
-        // A pass may stir again only by a grant that changed a quota or the order, so this ends with the queue.
-        while std::mem::take(&mut self.stirred) && !self.queue.is_empty() {
-            self.pass(out);
+        // A pass requests another one only by a grant that changed a quota or the order, so this ends with the queue.
+        while std::mem::take(&mut self.needs_pass) && !self.queue.is_empty() {
+            self.run_pass(out);
         }
     }
 
-    fn pass(&mut self, out: &mut ApplyOutcome) {
+    fn run_pass(&mut self, out: &mut ApplyOutcome) {
         self.inventory.refresh();
-        let mut passed = Passed::default();
+        let mut passed = PassedClasses::default();
         let mut at = None;
-        let mut looked_at = 0;
-        while let Some(key) = self.queue.next(at) {
+        let mut lanes_checked = 0;
+        while let Some(key) = self.queue.next_lane(at) {
             at = Some(key);
             let lane = self.queue.lane(key.3);
             let (class, owner) = (lane.class, lane.owner);
             let Some(id) = lane.head() else { continue };
-            self.classes.judge(class, &self.inventory);
-            if self.over_quota(owner, class).is_some() {
+            self.classes.refresh(class, &self.inventory);
+            if self.quota_excess(owner, class).is_some() {
                 continue;
             }
-            looked_at += 1;
-            let check_what_is_left = passed.classes.len() % 16 == 1;
-            if looked_at > limits::LANES_PER_PASS || (check_what_is_left && self.nothing_left(&passed)) {
+            lanes_checked += 1;
+            let is_check_due = passed.classes.len() % 16 == 1;
+            if lanes_checked > limits::MAX_LANES_PER_PASS || (is_check_due && self.is_all_reserved(&passed)) {
                 break;
             }
             let is_passed = passed.classes.contains(&class);
             if is_passed && self.classes.get(class).shape.gpus > 0 {
-                // Another request of its class was passed, and claims everything that this one could use.
+                // A passed request of this class already claims everything that this one could use.
                 continue;
             }
-            let wish = self.wish_again(id, class, owner, key.0.0);
-            if is_passed && wish.max_duration.is_none() {
+            let terms = self.current_terms(id, class, owner, key.0.0);
+            if is_passed && terms.max_duration.is_none() {
                 continue;
             }
-            match self.find_past(class, &mut passed, wish.max_duration, QueueTurn::Next) {
-                Some((place, turn)) => {
+            match self.find_past_waiters(class, &mut passed, terms.max_duration, QueueTurn::Next) {
+                Some((placement, turn)) => {
                     self.dequeue(id);
-                    self.grant(id, &wish, place, turn, out);
+                    self.grant(id, &terms, placement, turn, out);
                     passed.starts.fill(None);
-                    if self.owners.fair_key(owner, &self.policies) < key.1 {
-                        // A new period began: this owner's lanes are now further ahead, maybe where nobody looks again.
-                        self.stirred = true;
+                    if self.owners.fairness_of(owner, &self.policies) < key.1 {
+                        // A new period began: this owner's lanes moved ahead, perhaps to a part that was already
+                        // visited.
+                        self.needs_pass = true;
                         return;
                     }
                 }
@@ -142,76 +149,84 @@ impl Pool {
         }
     }
 
-    /// A place for `class` that keeps off everything the passed classes could use; or, failing that, only what those
-    /// could use that may start before the lease is certain to end.
-    fn find_past(
+    /// Finds a placement for `class` outside everything that the passed classes could use; else outside everything that
+    /// classes could use which may start before the lease is certain to end.
+    fn find_past_waiters(
         &mut self,
-        class: ClassId,
-        passed: &mut Passed,
+        class: RequestClassId,
+        passed: &mut PassedClasses,
         max_duration: Option<Millis>,
         turn: QueueTurn,
-    ) -> Option<(Place, QueueTurn)> {
-        if let Some(place) = self.find(class, &passed.guard) {
-            return Some((place, if passed.classes.is_empty() { turn } else { QueueTurn::PassedOthers }));
+    ) -> Option<(PlacementChoice, QueueTurn)> {
+        if let Some(placement) = self.search(class, &passed.reserved) {
+            return Some((placement, if passed.classes.is_empty() { turn } else { QueueTurn::PassedOthers }));
         }
         let end = self.now.after(max_duration.filter(|_| !passed.classes.is_empty())?);
-        if !self.may_have_room(class) || self.promises_made() > limits::BACKFILL_PROMISES {
+        if !self.may_have_free_device(class) || self.promise_count() > limits::MAX_BACKFILL_PROMISES {
             return None;
         }
-        let mut in_the_way = Passed::default();
+        let mut blocking = PassedClasses::default();
         for (&id, start) in passed.classes.iter().zip(&mut passed.starts) {
             if id == class || start.get_or_insert_with(|| self.certain_start(id)).is_none_or(|start| start < end) {
-                in_the_way.add(id, self.classes.get(id), &self.inventory);
+                blocking.add(id, self.classes.get(id), &self.inventory);
             }
         }
-        if in_the_way.classes.len() == passed.classes.len() {
+        if blocking.classes.len() == passed.classes.len() {
             return None;
         }
-        Some((self.find(class, &in_the_way.guard)?, QueueTurn::EndsBeforeOthersStart))
+        Some((self.search(class, &blocking.reserved)?, QueueTurn::EndsBeforeOthersStart))
     }
 
-    /// Whether any device has as much free as the class takes; a quick look that says nothing about the rest.
-    fn may_have_room(&self, id: ClassId) -> bool {
+    /// Whether any device has enough free share for the class; a quick check that ignores everything else.
+    fn may_have_free_device(&self, id: RequestClassId) -> bool {
         let class = self.classes.get(id);
-        let room = |need: &Need| self.inventory.index_of(need.kind).most_free() >= need.share;
+        let room = |need: &DeviceNeed| self.inventory.kind_index(need.kind).max_free_share() >= need.share;
         class.shape.gpus == 0 || class.needs.iter().any(room)
     }
 
-    fn find(&mut self, id: ClassId, guard: &Guard) -> Option<Place> {
+    fn search(&mut self, id: RequestClassId, reserved: &ReservedCapacity) -> Option<PlacementChoice> {
         self.inventory.refresh();
-        self.classes.judge(id, &self.inventory);
+        self.classes.refresh(id, &self.inventory);
         let generation = self.classes.generation;
         let stale_before = self.stale_before();
         let class = self.classes.get(id);
-        let mut search = Search {
+        let strategy = class.shape.strategy;
+        let mut search = PlacementSearch {
             inventory: &mut self.inventory,
             scorer: &mut self.scorer,
             id,
             class,
-            guard,
-            last_device: self.counters.last_device,
+            reserved,
+            last_device: self.counters.last_device.filter(|_| strategy == PlacementStrategy::RoundRobin),
             stale_before,
         };
-        if class.shape.strategy.scores_nodes() {
+        if strategy.scores_nodes() {
             search.refresh_scores(&self.workload, generation);
         }
         search.find()
     }
 
-    /// Whether no kind of device with anything free is left for those who come after the passed classes.
-    fn nothing_left(&self, passed: &Passed) -> bool {
-        self.waiting_needs.past_gpus == 0
-            && (0..self.inventory.kinds.len() as u32)
-                .map(KindId)
-                .all(|kind| self.inventory.index_of(kind).most_free().is_zero() || passed.guard.bars_kind(kind))
+    /// Whether every kind of device with free share is reserved for the passed classes.
+    fn is_all_reserved(&self, passed: &PassedClasses) -> bool {
+        self.waiting_needs.gpu_optional == 0
+            && (0..self.inventory.kinds.len() as u32).map(DeviceKindId).all(|kind| {
+                self.inventory.kind_index(kind).max_free_share().is_zero() || passed.reserved.contains_kind(kind)
+            })
     }
 
-    /// Gives a place to a lease that waits or has just been made.
-    pub(super) fn grant(&mut self, id: LeaseId, wish: &Wish, place: Place, turn: QueueTurn, out: &mut ApplyOutcome) {
-        let token = self.take_token();
+    /// Grants a placement to a waiting or new lease.
+    pub(super) fn grant(
+        &mut self,
+        id: LeaseId,
+        terms: &RequestTerms,
+        placement: PlacementChoice,
+        turn: QueueTurn,
+        out: &mut ApplyOutcome,
+    ) {
+        let token = self.allocate_token();
         let now = self.now;
-        let strategy = self.classes.get(wish.class).shape.strategy;
-        for promise in &place.promises {
+        let strategy = self.classes.get(terms.class).shape.strategy;
+        for promise in &placement.promises {
             debug_assert!(self.inventory.device(promise.device).free_share() >= promise.share);
             self.change_device(promise.device, out, |slot| {
                 slot.promised += promise.share;
@@ -220,21 +235,21 @@ impl Pool {
                 slot.leases_changed_at = Some(now);
             });
         }
-        if let Some(last) = place.promises.last() {
+        if let Some(last) = placement.promises.last() {
             self.counters.last_device = Some(last.device);
         }
         let lease = self.lease_mut(id);
         let (cpus, memory) = (lease.request.cpus, lease.request.host_memory);
-        let decision = Arc::new(PlacementDecision { policy: wish.policy.clone(), strategy, turn });
+        let decision = Arc::new(PlacementDecision { policy: terms.policy.clone(), strategy, turn });
         lease.token = Some(token);
-        lease.node = Some(place.node);
-        lease.promises = place.promises.into();
+        lease.node = Some(placement.node);
+        lease.promises = placement.promises.into();
         lease.granted_at = Some(now);
-        lease.hard_end = wish.max_duration.map(|most| now.after(most));
+        lease.hard_end = terms.max_duration.map(|most| now.after(most));
         lease.decision = Some(decision.clone());
         if lease.request.hedged {
             lease.state = LeaseState::Offered;
-            // Others count on a certain end, so an offer is not held beyond it either.
+            // Other requests rely on the certain end, so an offer is not held beyond it either.
             let held = now.after(limits::OFFER_LIFETIME);
             let until = lease.hard_end.map_or(held, |end| end.min(held));
             out.effects.push(PoolEffect::Offered { lease: id, token, until, decision });
@@ -244,81 +259,81 @@ impl Pool {
             out.effects.push(PoolEffect::Granted { lease: id, token, decision });
         }
         if !cpus.is_zero() || !memory.is_zero() {
-            self.inventory.touch_node(place.node, |slot| {
+            self.inventory.update_node(placement.node, |slot| {
                 slot.cpus_promised += cpus;
                 slot.memory_promised += memory;
             });
         }
         if strategy.looks_ahead() {
-            self.workload.granted();
+            self.workload.record_grant();
         }
-        self.account(id, |held, share| held + share, out);
+        self.update_account(id, |held, share| held + share, out);
         self.set_deadline(id);
-        self.keep(id, out);
+        self.push_lease_row(id, out);
     }
 
-    pub(super) fn enqueue(&mut self, id: LeaseId, wish: &Wish, seq: u64) {
-        let fair = self.owners.fair_key(wish.owner, &self.policies);
-        self.queue.push(id, (wish.owner, wish.class), wish.priority, seq, fair);
-        self.waiting_needs.past_gpus += usize::from(self.may_go_without_free_gpus(id, wish.class));
-        let class = self.classes.get_mut(wish.class);
-        if class.waiting == 0 {
+    pub(super) fn enqueue(&mut self, id: LeaseId, terms: &RequestTerms, seq: u64) {
+        let fairness = self.owners.fairness_of(terms.owner, &self.policies);
+        self.queue.push(id, (terms.owner, terms.class), terms.priority, seq, fairness);
+        self.waiting_needs.gpu_optional += usize::from(self.is_free_gpu_optional(id, terms.class));
+        let class = self.classes.get_mut(terms.class);
+        if class.waiter_count == 0 {
             self.waiting_needs.add(&class.shape);
         }
-        class.waiting += 1;
+        class.waiter_count += 1;
     }
 
-    /// Whether it can be served though others claim every GPU: it wants none, or is certain to end.
-    fn may_go_without_free_gpus(&self, id: LeaseId, class: ClassId) -> bool {
+    /// Whether it may start even if all GPUs are reserved: it needs none, or is certain to end.
+    fn is_free_gpu_optional(&self, id: LeaseId, class: RequestClassId) -> bool {
         let request = &self.leases[&id].request;
-        self.classes.get(class).shape.gpus == 0 || self.policies.policy_for(request).held_at_most(request).is_some()
+        self.classes.get(class).shape.gpus == 0 || self.policies.policy_for(request).hold_limit(request).is_some()
     }
 
     pub(super) fn dequeue(&mut self, id: LeaseId) {
-        let (owner, class, priority) = self.wish_of(id);
+        let (owner, class, priority) = self.queue_terms(id);
         let seq = self.lease_mut(id).seq;
         self.queue.remove((owner, class), priority, seq);
-        self.waiting_needs.past_gpus -= usize::from(self.may_go_without_free_gpus(id, class));
+        self.waiting_needs.gpu_optional -= usize::from(self.is_free_gpu_optional(id, class));
         let class = self.classes.get_mut(class);
-        class.waiting -= 1;
-        if class.waiting == 0 {
+        class.waiter_count -= 1;
+        if class.waiter_count == 0 {
             self.waiting_needs.remove(&class.shape);
         }
     }
 
-    /// Queues everybody anew, under policies that have just changed.
+    /// Queues all waiters again after a change of policies.
     pub(super) fn requeue_all(&mut self) {
         let waiting: Vec<LeaseId> =
             self.leases.values().filter(|lease| lease.state == LeaseState::Queued).map(|lease| lease.id).collect();
-        self.queue = Queue::default();
+        self.queue = RequestQueue::default();
         self.waiting_needs = WaitingNeeds::default();
-        self.classes.nobody_waits();
+        self.classes.clear_waiters();
         self.inventory.refresh();
         for id in waiting {
-            let (owner, class, priority) = self.wish_of(id);
-            let wish = self.wish_again(id, class, owner, priority);
+            let (owner, class, priority) = self.queue_terms(id);
+            let terms = self.current_terms(id, class, owner, priority);
             let seq = self.lease_mut(id).seq;
-            self.enqueue(id, &wish, seq);
+            self.enqueue(id, &terms, seq);
         }
     }
 
-    fn wish_again(&mut self, id: LeaseId, class: ClassId, owner: OwnerId, priority: i32) -> Wish {
+    fn current_terms(&mut self, id: LeaseId, class: RequestClassId, owner: OwnerId, priority: i32) -> RequestTerms {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
-        let max_duration = policy.held_at_most(&request);
-        Wish { class, owner, priority, max_duration, policy: policy.name.clone() }
+        let max_duration = policy.hold_limit(&request);
+        RequestTerms { class, owner, priority, max_duration, policy: policy.name.clone() }
     }
 
-    pub(super) fn over_quota(&mut self, owner: OwnerId, class: ClassId) -> Option<OverQuota> {
-        let more = self.classes.get(class).most_held;
+    pub(super) fn quota_excess(&mut self, owner: OwnerId, class: RequestClassId) -> Option<QuotaExcess> {
+        let more = self.classes.get(class).max_held;
         let account = self.owners.get(owner);
         let quota = self.policies.quota_of(&account.name);
-        let over = account.over(quota, more, self.now, self.policies.period);
+        let over = account.quota_excess(quota, more, self.now, self.policies.period);
         let changes_at = match over {
-            Some(OverQuota::ShareHours { until }) => Some(until),
-            Some(OverQuota::Held) => None,
+            Some(QuotaExcess::ShareHours { until }) => Some(until),
+            Some(QuotaExcess::Held) => None,
             None if more.is_zero() => None,
-            None => account.runs_out_at(quota, self.now, self.policies.period),
+            None => account.exhausted_at(quota, self.now, self.policies.period),
         };
         if let Some(at) = changes_at {
             self.quota_deadline = Some(self.quota_deadline.map_or(at, |before| before.min(at)));
@@ -326,32 +341,32 @@ impl Pool {
         over
     }
 
-    fn promises_made(&self) -> usize {
+    fn promise_count(&self) -> usize {
         self.leases.len() - self.queue.len()
     }
 }
 
-// When a waiting class is certain to find a place: what backfill must not put off.
+// Certain starts of waiting classes, which backfill must not delay.
 //
-// Only ends that were promised count (`max_duration`, an announced revocation), never a heartbeat that may go on.
+// Only promised ends count (`max_duration`, an announced revocation), never a heartbeat, which may go on.
 
 impl Pool {
-    /// When a class is certain to find a place, counting on ends that are certain; `None` where none is.
+    /// Returns the time at which a class is certain to find a place, by certain ends only; `None` if there is none.
     ///
-    /// What drains, or is closed for a reason that may pass at any moment, may be had at any moment: then it is now. A
-    /// device above its own thresholds is not counted on.
-    fn certain_start(&self, id: ClassId) -> Option<PoolTime> {
+    /// Devices that drain, or are closed for a reason that may pass at any moment, count as free now. Devices above the
+    /// class's own thresholds do not count.
+    fn certain_start(&self, id: RequestClassId) -> Option<PoolTime> {
         let class = self.classes.get(id);
-        let hosts = self.inventory.nodes.iter().filter(|(_, slot)| class.hosted_by(slot.shape));
+        let hosts = self.inventory.nodes.iter().filter(|(_, slot)| class.fits_shape(slot.shape));
         hosts.filter_map(|(node, _)| self.certain_start_on(&class.shape, id, NodeId(node))).min()
     }
 
-    fn certain_start_on(&self, shape: &Shape, id: ClassId, node: NodeId) -> Option<PoolTime> {
+    fn certain_start_on(&self, shape: &RequestShape, id: RequestClassId, node: NodeId) -> Option<PoolTime> {
         let class = self.classes.get(id);
         let slot = self.inventory.node(node);
         let free_at = |&device: &DeviceId| {
             let slot = self.inventory.device(device);
-            let need = class.need_of(device, slot.kind)?;
+            let need = class.need_on_device(device, slot.kind)?;
             let judged = shape.thresholds.is_none_or(|thresholds| is_below(slot, thresholds, None));
             if judged { self.device_free_at(need, device, slot) } else { None }
         };
@@ -364,8 +379,8 @@ impl Pool {
         Some(devices.max(self.host_free_at(shape, node)?))
     }
 
-    /// When a device is certain to have room for what a class takes of it.
-    pub(super) fn device_free_at(&self, need: &Need, device: DeviceId, slot: &DeviceSlot) -> Option<PoolTime> {
+    /// Returns the time at which a device is certain to have room for a need.
+    pub(super) fn device_free_at(&self, need: &DeviceNeed, device: DeviceId, slot: &DeviceSlot) -> Option<PoolTime> {
         let free = (u64::from((Share::WHOLE - slot.promised).0), slot.unpromised_memory().0);
         let mut ends = Vec::new();
         for lease in slot.leases.iter().filter_map(|lease| self.leases.get(lease)) {
@@ -376,7 +391,7 @@ impl Pool {
         self.enough_at(free, (u64::from(need.share.0), need.memory.0), ends)
     }
 
-    fn host_free_at(&self, shape: &Shape, node: NodeId) -> Option<PoolTime> {
+    fn host_free_at(&self, shape: &RequestShape, node: NodeId) -> Option<PoolTime> {
         if !shape.needs_host() {
             return Some(self.now);
         }
@@ -393,7 +408,7 @@ impl Pool {
         self.enough_at((cpus.0, memory.0), (shape.cpus.0, shape.host_memory.0), ends)
     }
 
-    /// When two amounts that are free now, and what comes back at each end, come to what is needed.
+    /// Returns the time at which two free amounts, with the amounts that return at each end, reach the need.
     fn enough_at(&self, free: (u64, u64), need: (u64, u64), mut ends: Vec<(PoolTime, u64, u64)>) -> Option<PoolTime> {
         ends.sort_unstable();
         let (mut at, mut free, mut ends) = (self.now, free, ends.into_iter());

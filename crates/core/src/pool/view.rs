@@ -1,25 +1,25 @@
-//! Looking at a pool without changing it, and why a request waits, as data and as a sentence.
+//! Read-only views of a pool, and the reasons why a request waits, as data and as text.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::classes::{Class, Shape};
+use crate::classes::{RequestClass, RequestShape};
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceIdentity, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::lease::{Lease, LeaseState};
 use crate::outcome::DeviceClosure;
 use crate::placement::is_below;
 use crate::policy::Policies;
-use crate::queue::{Account, OverQuota, OwnerId};
+use crate::queue::{OwnerAccount, OwnerId, QuotaExcess};
 use crate::reading::ForeignLoad;
 use crate::row::UsageRow;
 use crate::units::{Bytes, MilliCpus, Millis, Percent, PoolTime, Share};
 
 use super::Pool;
 
-/// A device, as it is now.
+/// Current state of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceView {
     pub device: DeviceId,
@@ -28,27 +28,25 @@ pub struct DeviceView {
     pub facts: Arc<DeviceFacts>,
     pub health: DeviceHealth,
     pub cordon: CordonState,
-    /// Why it takes no new work, if so.
+    /// Reason why it takes no new work, if any.
     pub closed: Option<DeviceClosure>,
-    /// What is promised of it.
     pub promised: Share,
-    /// What is promised of its memory.
     pub promised_memory: Bytes,
-    /// Who holds it, or drains on it.
+    /// Leases that hold it or drain on it.
     pub leases: Vec<LeaseId>,
-    /// What no lease explains.
+    /// Load that no lease explains.
     pub foreign: Option<ForeignLoad>,
-    /// Memory % in use, promises counted as used.
+    /// Memory % in use, with promises counted as used.
     pub memory_percent: Percent,
-    /// Utilization %, promises counted as used.
+    /// Utilization %, with promises counted as used.
     pub utilization_percent: Percent,
-    /// Its temperature in °C, where it reports one.
+    /// Temperature in °C, if reported.
     pub temperature_c: Option<i16>,
-    /// When it was last read.
+    /// Time of the last reading.
     pub read_at: Option<PoolTime>,
 }
 
-/// A node, as it is now.
+/// Current state of a node.
 #[derive(Debug, Clone)]
 pub struct NodeView {
     pub node: NodeId,
@@ -60,12 +58,12 @@ pub struct NodeView {
 }
 
 impl Pool {
-    /// A lease, if it is live or still remembered.
+    /// Returns a lease if it is live or still remembered.
     pub fn lease(&self, id: LeaseId) -> Option<&Lease> {
         self.leases.get(&id).map(|lease| &**lease)
     }
 
-    /// The lease that an owner's request with this key became.
+    /// Returns the lease of an owner's request with this key.
     pub fn lease_by_key(&self, owner: &Arc<str>, key: &Arc<str>) -> Option<&Lease> {
         self.lease(*self.keys.get(&(owner.clone(), key.clone()))?)
     }
@@ -87,7 +85,7 @@ impl Pool {
             facts: slot.facts.clone(),
             health: slot.health.clone(),
             cordon: slot.cordon,
-            closed: slot.closed(),
+            closed: slot.closure(),
             promised: slot.promised,
             promised_memory: slot.promised_memory,
             leases: slot.leases.clone(),
@@ -119,12 +117,12 @@ impl Pool {
         self.inventory.nodes.iter().filter_map(|(number, _)| self.node(NodeId(number)))
     }
 
-    /// The device of a node with this identity.
+    /// Returns the device with this identity on a node.
     pub fn device_by_identity(&self, node: NodeId, identity: &DeviceIdentity) -> Option<DeviceId> {
         self.inventory.device_by_identity(node, identity)
     }
 
-    /// The device with this small number on its node.
+    /// Returns the device with this number on a node.
     pub fn device_with_gpu_id(&self, node: NodeId, gpu_id: GpuId) -> Option<DeviceId> {
         self.inventory.device_with_gpu_id(node, gpu_id)
     }
@@ -133,18 +131,18 @@ impl Pool {
         self.inventory.node_by_name(name)
     }
 
-    /// Returns the devices that changed since the last call, each once, and starts a new list. A device that was
-    /// forgotten is listed too; [`Pool::device`] has none then, or the new device that took its number.
+    /// Returns the devices that changed or were removed since the last call, each once. For a removed one,
+    /// [`Pool::device`] returns `None` or the new device that took its number.
     pub fn take_touched_devices(&mut self) -> Vec<DeviceId> {
         self.inventory.take_touched()
     }
 
-    /// The token the next grant gets: every one before it was given out.
+    /// Returns the token of the next grant; all smaller ones were issued.
     pub fn next_token(&self) -> Token {
         Token(self.counters.next_token)
     }
 
-    /// Grows whenever strategies that look ahead take over a new workload.
+    /// Grows whenever a new workload is adopted for the strategies that use it.
     pub fn workload_version(&self) -> u64 {
         self.workload.version
     }
@@ -153,48 +151,48 @@ impl Pool {
         &self.policies
     }
 
-    /// What each owner used in its period, up to the last change of what it holds.
+    /// Returns the use of each owner in its period, up to the last change of its held share.
     pub fn usage(&self) -> impl Iterator<Item = UsageRow> {
-        self.owners.all().iter().map(Account::row)
+        self.owners.accounts().iter().map(OwnerAccount::row)
     }
 }
 
-/// Where a request stands in the queue, and why it waits.
+/// Queue position of a request and the reasons why it waits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WaitExplanation {
-    /// 1 for the next one.
+    /// Position, 1 for the next request.
     pub position: usize,
-    /// What stands in the way, the most telling first.
+    /// Reasons, the most important first.
     pub reasons: Vec<WaitReason>,
 }
 
-/// Something that stands in a request's way.
+/// Reason why a request waits.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitReason {
-    /// Its owner holds as much as it may.
+    /// Its owner holds its whole quota.
     QuotaHeld { held: Share, quota: Share },
     /// Its owner used up the GPU-hours of this period.
     QuotaHours { next_in: Millis },
-    /// Not enough GPUs that fit are free on one node.
+    /// Not enough matching GPUs are free on one node.
     NeedsGpus {
         needed: u16,
         free: u16,
         share: Share,
-        /// When the first more is free at the latest, where that is certain.
+        /// Latest time at which one more is free, if that is certain.
         due_in: Option<Millis>,
     },
-    /// GPUs that would do take no new work (cordoned, hot, unhealthy, lost, quarantined).
+    /// Matching GPUs take no new work (cordoned, hot, unhealthy, lost, quarantined).
     Closed { gpus: u16 },
-    /// GPUs that would do are used by processes without a lease, or cannot be judged.
+    /// Matching GPUs carry foreign load, or have no usable reading.
     ForeignLoad { gpus: u16 },
-    /// Not enough host CPUs are free where GPUs are.
+    /// Not enough host CPUs are free on nodes with free GPUs.
     NeedsCpus { needed: MilliCpus, free: MilliCpus },
-    /// Not enough host memory is free where GPUs are.
+    /// Not enough host memory is free on nodes with free GPUs.
     NeedsHostMemory { needed: Bytes, free: Bytes },
     /// GPUs, CPUs and memory are free, but on different nodes.
     NeedsTogether { gpus: u16, cpus: MilliCpus, host_memory: Bytes },
-    /// There would be room, but requests before it could use it.
+    /// There is room, but earlier requests could use it.
     Behind { ahead: usize },
 }
 
@@ -202,39 +200,42 @@ impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gpus = |n: u16| if n == 1 { "GPU" } else { "GPUs" };
         match self {
-            Self::QuotaHeld { held, quota } => write!(f, "the owner holds {held} of the {quota} GPUs it may hold"),
+            Self::QuotaHeld { held, quota } => write!(f, "the owner holds {held} of its quota of {quota} GPUs"),
             Self::QuotaHours { next_in } => {
-                write!(f, "the owner used up its GPU-hours; the next period starts in {next_in}")
+                write!(f, "the owner has used up its GPU-hours; the next period starts in {next_in}")
             }
             Self::NeedsGpus { needed, free, share, due_in } => {
-                let part = if *share == Share::WHOLE { String::new() } else { format!(" with {share} of it") };
-                write!(f, "needs {needed} free {}{part}, {free} free", gpus(*needed))?;
+                match *share {
+                    Share::WHOLE => write!(f, "needs {needed} free {}", gpus(*needed))?,
+                    share => write!(f, "needs {needed} {} with {share} free", gpus(*needed))?,
+                }
+                write!(f, "; {free} {} free", if *free == 1 { "is" } else { "are" })?;
                 match due_in {
-                    Some(due_in) => write!(f, "; first of them due in ≤ {due_in}"),
+                    Some(due_in) => write!(f, "; the next is due in ≤ {due_in}"),
                     None => Ok(()),
                 }
             }
             Self::Closed { gpus: 1 } => f.write_str("1 matching GPU takes no new work"),
             Self::Closed { gpus } => write!(f, "{gpus} matching GPUs take no new work"),
-            Self::ForeignLoad { gpus: 1 } => f.write_str("1 matching GPU carries load without a lease"),
-            Self::ForeignLoad { gpus } => write!(f, "{gpus} matching GPUs carry load without a lease"),
-            Self::NeedsCpus { needed, free } => write!(f, "needs {needed} host CPUs, {free} free"),
-            Self::NeedsHostMemory { needed, free } => write!(f, "needs {needed} of host memory, {free} free"),
+            Self::ForeignLoad { gpus: 1 } => f.write_str("1 matching GPU is in use without a lease"),
+            Self::ForeignLoad { gpus } => write!(f, "{gpus} matching GPUs are in use without a lease"),
+            Self::NeedsCpus { needed, free } => write!(f, "needs {needed} host CPUs; {free} are free"),
+            Self::NeedsHostMemory { needed, free } => write!(f, "needs {needed} of host memory; {free} is free"),
             Self::NeedsTogether { gpus: needed, cpus, host_memory } => {
                 let mut parts = Vec::new();
                 parts.extend((*needed > 0).then(|| format!("{needed} free {}", gpus(*needed))));
                 parts.extend((!cpus.is_zero()).then(|| format!("{cpus} host CPUs")));
                 parts.extend((!host_memory.is_zero()).then(|| format!("{} of host memory", in_gib(*host_memory))));
                 let last = parts.pop().unwrap_or_default();
-                write!(f, "no single node has {} and {last} together", parts.join(", "))
+                write!(f, "no single node has {} and {last}", parts.join(", "))
             }
-            Self::Behind { ahead: 1 } => f.write_str("there is room, but 1 request before it could use it"),
-            Self::Behind { ahead } => write!(f, "there is room, but {ahead} requests before it could use it"),
+            Self::Behind { ahead: 1 } => f.write_str("there is room, but 1 earlier request is ahead"),
+            Self::Behind { ahead } => write!(f, "there is room, but {ahead} earlier requests are ahead"),
         }
     }
 }
 
-/// Memory in GiB where that is a whole number, else in MiB.
+/// Formats memory in GiB if that is a whole number, else in MiB.
 fn in_gib(memory: Bytes) -> String {
     let mib = memory.as_mib();
     if mib > 0 && mib.is_multiple_of(1024) { format!("{} GiB", mib / 1024) } else { memory.to_string() }
@@ -251,20 +252,20 @@ impl fmt::Display for WaitExplanation {
 }
 
 impl Pool {
-    /// Why a lease waits; `None` where it does not.
+    /// Returns the reasons why a lease waits, or `None` if it does not wait.
     pub fn explain(&self, id: LeaseId) -> Option<WaitExplanation> {
         let lease = self.leases.get(&id).filter(|lease| lease.state == LeaseState::Queued)?;
         let policy = self.policies.policy_for(&lease.request);
-        let class = self.classes.find(&Shape::of(&lease.request, policy))?;
+        let class = self.classes.find(&RequestShape::of(&lease.request, policy))?;
         let owner = self.owners.find(&lease.request.owner)?;
         let priority = lease.request.priority.saturating_add(policy.priority_boost);
-        let ahead = self.queue.ahead_of((owner, class), priority, lease.seq);
-        // The last pass may have ended before it came to this class, and facts may have changed since.
-        let class = &self.classes.judged(class, &self.inventory);
+        let ahead = self.queue.count_ahead_of((owner, class), priority, lease.seq);
+        // The last pass may have ended before this class, and facts may have changed since.
+        let class = &self.classes.get_fresh(class, &self.inventory);
 
         let mut reasons = Vec::new();
         reasons.extend(self.quota_reason(owner, class));
-        let short = self.shortages(class);
+        let short = self.shortage_reasons(class);
         if short.is_empty() && reasons.is_empty() {
             reasons.push(WaitReason::Behind { ahead });
         }
@@ -272,70 +273,70 @@ impl Pool {
         Some(WaitExplanation { position: ahead + 1, reasons })
     }
 
-    fn quota_reason(&self, owner: OwnerId, class: &Class) -> Option<WaitReason> {
+    fn quota_reason(&self, owner: OwnerId, class: &RequestClass) -> Option<WaitReason> {
         let account = self.owners.get(owner);
         let quota = self.policies.quota_of(&account.name);
-        let over = account.over(quota, class.most_held, self.now, self.policies.period)?;
+        let over = account.quota_excess(quota, class.max_held, self.now, self.policies.period)?;
         Some(match over {
-            OverQuota::Held => WaitReason::QuotaHeld {
+            QuotaExcess::Held => WaitReason::QuotaHeld {
                 held: Share(account.held.min(u64::from(u32::MAX)) as u32),
                 quota: quota.held.unwrap_or_default(),
             },
-            OverQuota::ShareHours { until } => WaitReason::QuotaHours { next_in: until.since(self.now) },
+            QuotaExcess::ShareHours { until } => WaitReason::QuotaHours { next_in: until.since(self.now) },
         })
     }
 
-    /// What is short for a class, were it alone in the queue.
-    fn shortages(&self, class: &Class) -> Vec<WaitReason> {
-        let mut seen = Shortages::default();
+    /// Returns the shortages of a class as if it were alone in the queue.
+    fn shortage_reasons(&self, class: &RequestClass) -> Vec<WaitReason> {
+        let mut shortages = ResourceShortages::default();
         for (number, slot) in self.inventory.nodes.iter() {
-            if class.hosted_by(slot.shape) {
-                self.look_for_shortages(class, NodeId(number), &mut seen);
+            if class.fits_shape(slot.shape) {
+                self.add_node_shortages(class, NodeId(number), &mut shortages);
             }
         }
-        if seen.fits {
+        if shortages.fits {
             return Vec::new();
         }
         let shape = &class.shape;
         let mut reasons = Vec::new();
-        if seen.most_free < shape.gpus {
+        if shortages.most_free < shape.gpus {
             let share = class.needs.iter().map(|need| need.share).max().unwrap_or_default();
-            let due_in = seen.first_due.map(|due| due.since(self.now));
-            reasons.push(WaitReason::NeedsGpus { needed: shape.gpus, free: seen.most_free, share, due_in });
+            let due_in = shortages.first_due.map(|due| due.since(self.now));
+            reasons.push(WaitReason::NeedsGpus { needed: shape.gpus, free: shortages.most_free, share, due_in });
         } else {
-            if seen.most_cpus < shape.cpus {
-                reasons.push(WaitReason::NeedsCpus { needed: shape.cpus, free: seen.most_cpus });
+            if shortages.most_cpus < shape.cpus {
+                reasons.push(WaitReason::NeedsCpus { needed: shape.cpus, free: shortages.most_cpus });
             }
-            if seen.most_memory < shape.host_memory {
-                reasons.push(WaitReason::NeedsHostMemory { needed: shape.host_memory, free: seen.most_memory });
+            if shortages.most_memory < shape.host_memory {
+                reasons.push(WaitReason::NeedsHostMemory { needed: shape.host_memory, free: shortages.most_memory });
             }
             if reasons.is_empty() {
-                let Shape { gpus, cpus, host_memory, .. } = *shape;
+                let RequestShape { gpus, cpus, host_memory, .. } = *shape;
                 reasons.push(WaitReason::NeedsTogether { gpus, cpus, host_memory });
             }
         }
-        reasons.extend((seen.closed > 0).then_some(WaitReason::Closed { gpus: seen.closed }));
-        reasons.extend((seen.foreign > 0).then_some(WaitReason::ForeignLoad { gpus: seen.foreign }));
+        reasons.extend((shortages.closed > 0).then_some(WaitReason::Closed { gpus: shortages.closed }));
+        reasons.extend((shortages.foreign > 0).then_some(WaitReason::ForeignLoad { gpus: shortages.foreign }));
         reasons
     }
 
-    fn look_for_shortages(&self, class: &Class, node: NodeId, seen: &mut Shortages) {
+    fn add_node_shortages(&self, class: &RequestClass, node: NodeId, shortages: &mut ResourceShortages) {
         let node_slot = self.inventory.node(node);
         let mut free = 0;
         for &device in &node_slot.devices {
             let slot = self.inventory.device(device);
-            let Some(need) = class.need_of(device, slot.kind) else { continue };
-            if slot.closed().is_some() {
-                seen.closed += 1;
+            let Some(need) = class.need_on_device(device, slot.kind) else { continue };
+            if slot.closure().is_some() {
+                shortages.closed += 1;
                 continue;
             }
             let room = slot.free_share() >= need.share
                 && slot.unpromised_memory() >= need.memory
                 && class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most));
             if !room {
-                // Now is when what drains may be gone, which is not certain.
+                // `now` stands for draining devices, whose end is not certain.
                 let due = self.device_free_at(need, device, slot).filter(|due| *due > self.now);
-                seen.first_due = [seen.first_due, due].into_iter().flatten().min();
+                shortages.first_due = [shortages.first_due, due].into_iter().flatten().min();
                 continue;
             }
             let judged =
@@ -347,21 +348,21 @@ impl Pool {
             if judged && memory_left {
                 free += 1;
             } else {
-                seen.foreign += 1;
+                shortages.foreign += 1;
             }
         }
-        seen.most_free = seen.most_free.max(free);
+        shortages.most_free = shortages.most_free.max(free);
         if free >= class.shape.gpus {
             let (cpus, memory) = (node_slot.cpus_free(), node_slot.memory_free());
-            seen.most_cpus = seen.most_cpus.max(cpus);
-            seen.most_memory = seen.most_memory.max(memory);
-            seen.fits |= cpus >= class.shape.cpus && memory >= class.shape.host_memory;
+            shortages.most_cpus = shortages.most_cpus.max(cpus);
+            shortages.most_memory = shortages.most_memory.max(memory);
+            shortages.fits |= cpus >= class.shape.cpus && memory >= class.shape.host_memory;
         }
     }
 }
 
 #[derive(Default)]
-struct Shortages {
+struct ResourceShortages {
     fits: bool,
     most_free: u16,
     most_cpus: MilliCpus,

@@ -1,4 +1,4 @@
-//! Properties over random worlds: the rules of `docs/pool.md`, and that nothing from outside makes the pool panic.
+//! Properties over random worlds: the rules of `docs/pool.md`, and that no input makes the pool panic.
 
 mod common;
 mod nothing_panics;

@@ -1,12 +1,12 @@
-//! Whatever comes from outside, the pool answers: unknown ids, numbers at the end of their range, rows that lie.
+//! The pool handles any input: unknown ids, extreme numbers, corrupted rows.
 //!
 //! Arithmetic overflow panics in this profile, so this also shows that no number is trusted.
 
 use std::sync::Arc;
 
-use crate::common::session::Session;
-use crate::common::world::{self, Theme, World};
-use crate::common::{cases, chance};
+use crate::common::session::PoolSession;
+use crate::common::world::{self, RandomWorld, WorldTheme};
+use crate::common::{cases, generators};
 use gpupool_core::{
     Bytes, CordonState, DeviceHealth, DeviceId, DeviceLink, DeviceMemory, DevicePromise, DeviceReading, DeviceSelector,
     DrainMode, GpuId, IsolationLevel, LeaseHolder, LeaseId, LinkKind, LoadThresholds, MilliCpus, Millis, NodeFacts,
@@ -164,7 +164,7 @@ fn set_policies() -> impl Strategy<Value = PoolCommand> {
     })
 }
 
-fn anything() -> impl Strategy<Value = PoolCommand> {
+fn any_command() -> impl Strategy<Value = PoolCommand> {
     let health =
         prop_oneof![Just(DeviceHealth::Healthy), Just(DeviceHealth::Lost), Just(DeviceHealth::Unhealthy("".into()))];
     let link = (small(), small(), any::<u8>()).prop_map(|(a, b, lanes)| DeviceLink {
@@ -212,12 +212,12 @@ fn settings() -> impl Strategy<Value = PoolSettings> {
         .prop_map(|(drain, age)| PoolSettings { drain, reading_max_age: age.map(Millis) })
 }
 
-/// Small steps, either way, and now and then the end of time.
+/// Small steps in both directions, and sometimes an extreme time.
 fn clock() -> impl Strategy<Value = u64> {
     prop_oneof![30 => 0_u64..200_000, 1 => number()]
 }
 
-fn goes_on(pool: &mut Pool, commands: Vec<(u64, PoolCommand)>) -> Result<(), String> {
+fn apply_and_check(pool: &mut Pool, commands: Vec<(u64, PoolCommand)>) -> Result<(), String> {
     for (now, command) in commands {
         let _denied_or_not = pool.apply(PoolTime(now), command.clone());
         pool.check_invariants().map_err(|broken| format!("{broken} after {command:?}"))?;
@@ -229,12 +229,12 @@ fn goes_on(pool: &mut Pool, commands: Vec<(u64, PoolCommand)>) -> Result<(), Str
     Ok(())
 }
 
-/// A lie in a row: which, and how.
-fn lie() -> impl Strategy<Value = (prop::sample::Index, u8, u64)> {
+/// Corruption of one row: position, kind and number.
+fn row_corruption() -> impl Strategy<Value = (prop::sample::Index, u8, u64)> {
     (any::<prop::sample::Index>(), 0_u8..9, number())
 }
 
-fn tell(rows: &mut Vec<PoolRow>, (at, how, number): (prop::sample::Index, u8, u64)) {
+fn corrupt_row(rows: &mut Vec<PoolRow>, (at, how, number): (prop::sample::Index, u8, u64)) {
     if rows.is_empty() {
         return;
     }
@@ -271,32 +271,32 @@ proptest! {
     #[test]
     fn no_command_stops_a_pool(
         settings in settings(),
-        commands in prop::collection::vec((clock(), anything()), 1..120),
+        commands in prop::collection::vec((clock(), any_command()), 1..120),
     ) {
         let mut pool = Pool::new(settings, Policies::unlimited());
-        crate::common::session::ok(goes_on(&mut pool, commands))?;
+        crate::common::session::case_result(apply_and_check(&mut pool, commands))?;
     }
 
-    /// Rule 6: a row that lies is left out, or taken for what it says; the pool goes on either way.
+    /// Rule 6: a corrupted row is skipped or believed; the pool works on either way.
     #[test]
     fn no_row_stops_a_pool(
-        world in chance::world(Theme::Endings, 80),
-        lies in prop::collection::vec(lie(), 1..6),
-        commands in prop::collection::vec((clock(), anything()), 1..40),
+        world in generators::world(WorldTheme::Endings, 80),
+        corruptions in prop::collection::vec(row_corruption(), 1..6),
+        commands in prop::collection::vec((clock(), any_command()), 1..40),
     ) {
-        let world: World = world;
-        let session = crate::common::session::ok(Session::run(&world))?;
+        let world: RandomWorld = world;
+        let session = crate::common::session::case_result(PoolSession::run(&world))?;
         let mut rows = session.store.rows();
-        for lie in lies {
-            tell(&mut rows, lie);
+        for row_corruption in corruptions {
+            corrupt_row(&mut rows, row_corruption);
         }
         let (mut pool, _complaints) = Pool::restore(world.settings, Policies::unlimited(), session.model.now, rows);
-        crate::common::session::ok(pool.check_invariants())?;
+        crate::common::session::case_result(pool.check_invariants())?;
         let leases: Vec<LeaseId> = pool.leases().map(|lease| lease.id).collect();
-        crate::common::session::ok(goes_on(&mut pool, commands))?;
+        crate::common::session::case_result(apply_and_check(&mut pool, commands))?;
         for lease in leases {
             for command in [PoolCommand::Release { lease }, PoolCommand::Drained { lease }] {
-                crate::common::session::ok(goes_on(&mut pool, vec![(0, command)]))?;
+                crate::common::session::case_result(apply_and_check(&mut pool, vec![(0, command)]))?;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Bugs the rules found, each as the shortest story that showed it.
+//! Bugs that the rules found, each as the shortest test that showed it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use gpupool_core::{
 const WHEN_GONE: PoolSettings =
     PoolSettings { drain: DrainMode::WhenGone { patience: Millis(60_000) }, reading_max_age: None };
 
-/// A pool of nodes with devices of these kinds (`world::device`).
+/// Creates a pool of nodes with devices of these kinds (`world::device`).
 fn pool(settings: PoolSettings, rules: Policies, nodes: &[&[usize]]) -> Pool {
     let mut pool = Pool::new(settings, rules);
     for (number, kinds) in nodes.iter().enumerate() {
@@ -58,12 +58,12 @@ fn state(pool: &Pool, lease: LeaseId) -> Option<LeaseState> {
 fn an_offer_is_not_held_beyond_the_time_the_lease_may_be_held() {
     let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0]]);
     let request = Request { hedged: true, max_duration: Some(Millis(1_000)), ..whole("a") };
-    let (answer, outcome) = pool.apply(PoolTime(0), PoolCommand::Request { request: Arc::new(request), key: None });
+    let (reply, outcome) = pool.apply(PoolTime(0), PoolCommand::Request { request: Arc::new(request), key: None });
     assert!(
         outcome.effects.iter().any(|e| matches!(e, PoolEffect::Offered { until: PoolTime(1_000), .. })),
         "{outcome:?}"
     );
-    let Ok(CommandReply::Lease(lease)) = answer else { panic!("{answer:?}") };
+    let Ok(CommandReply::Lease(lease)) = reply else { panic!("{reply:?}") };
     pool.apply(PoolTime(1_000), PoolCommand::Tick).0.unwrap();
     assert_eq!(state(&pool, lease), Some(LeaseState::Expired));
 }
@@ -87,7 +87,7 @@ fn a_waiter_claims_of_the_devices_it_names_only_those_it_could_use() {
 }
 
 #[test]
-fn a_quota_that_is_left_by_a_draining_lease_lets_the_owner_go_on() {
+fn a_draining_lease_frees_the_quota_of_its_owner() {
     let mut rules = Policies::unlimited();
     rules.default_quota.held = Some(Share(1000));
     let mut pool = pool(WHEN_GONE, rules, &[&[0, 0]]);
@@ -116,7 +116,7 @@ fn a_quota_that_is_reached_takes_the_claims_of_the_owners_waiters_away() {
 }
 
 #[test]
-fn gpu_hours_that_run_out_take_the_claims_of_the_owners_waiters_away() {
+fn used_up_gpu_hours_remove_the_claims_of_the_owners_waiters() {
     let mut rules = Policies::unlimited();
     rules.quotas.insert("a".into(), gpupool_core::OwnerQuota { share_hours: Some(1), ..Default::default() });
     let mut pool = pool(PoolSettings::default(), rules, &[&[0], &[0, 0]]);
@@ -133,18 +133,18 @@ fn gpu_hours_that_run_out_take_the_claims_of_the_owners_waiters_away() {
 }
 
 #[test]
-fn a_revocation_that_is_announced_lets_a_short_lease_go_first() {
+fn an_announced_revocation_lets_a_short_lease_start_first() {
     let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0]]);
     let half = ask(&mut pool, share("a", 500));
     let waits = ask(&mut pool, whole("b"));
     let short = ask(&mut pool, Request { max_duration: Some(Millis(3_000)), ..share("c", 500) });
-    assert_eq!(state(&pool, short), Some(LeaseState::Queued), "nobody knows when the first one ends");
+    assert_eq!(state(&pool, short), Some(LeaseState::Queued), "the end of the first lease is unknown");
     pool.apply(PoolTime(0), PoolCommand::Revoke { lease: half, grace: Millis(3_000) }).0.unwrap();
     assert_eq!([waits, short].map(|lease| state(&pool, lease)), [Some(LeaseState::Queued), Some(LeaseState::Active)]);
 }
 
 #[test]
-fn a_new_period_in_the_middle_of_a_pass_lets_nobody_of_lower_priority_pass() {
+fn a_new_period_during_a_pass_keeps_the_order_of_priorities() {
     let mut rules = Policies { queue: QueueOrder::FairShare, period: Millis(60_000), ..Policies::unlimited() };
     rules.default_quota.held = Some(Share(5000));
     let mut pool = pool(PoolSettings::default(), rules, &[&[0]]);
@@ -161,7 +161,7 @@ fn a_new_period_in_the_middle_of_a_pass_lets_nobody_of_lower_priority_pass() {
 }
 
 #[test]
-fn asking_whether_a_quota_is_reached_does_not_change_the_order() {
+fn checking_a_quota_does_not_change_the_order() {
     let mut rules = Policies { queue: QueueOrder::FairShare, ..Policies::unlimited() };
     rules.default_quota.share_hours = Some(1_000_000);
     let mut pool = pool(PoolSettings::default(), rules, &[&[0]]);
@@ -172,7 +172,7 @@ fn asking_whether_a_quota_is_reached_does_not_change_the_order() {
 }
 
 #[test]
-fn links_go_on_holding_when_another_device_comes() {
+fn links_remain_when_another_device_arrives() {
     let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0, 0, 0]]);
     let links = world::links(&[(0, 2, true)]);
     pool.apply(PoolTime(0), PoolCommand::Links { node: gpupool_core::NodeId(0), links }).0.unwrap();
@@ -183,7 +183,7 @@ fn links_go_on_holding_when_another_device_comes() {
 }
 
 #[test]
-fn a_newcomer_knows_what_those_before_it_could_use_after_facts_changed() {
+fn a_new_request_respects_earlier_waiters_after_facts_changed() {
     let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0], &[1]]);
     let a100 = Arc::new(DeviceSelector { models: vec!["A100".into()], ..DeviceSelector::default() });
     let on_a100 = |owner, part, secs: u64| Request {
@@ -204,7 +204,7 @@ fn a_newcomer_knows_what_those_before_it_could_use_after_facts_changed() {
 }
 
 #[test]
-fn rows_that_contradict_themselves_are_left_out_and_numbers_go_on() {
+fn contradictory_rows_are_skipped_and_numbers_continue() {
     let mut live = pool(WHEN_GONE, Policies::unlimited(), &[&[0, 0]]);
     let mut rows = see(&mut Pool::new(WHEN_GONE, Policies::unlimited()), 0, &[0, 0]).rows;
     let good = ask(&mut live, share("a", 300));
@@ -233,7 +233,7 @@ fn rows_that_contradict_themselves_are_left_out_and_numbers_go_on() {
 }
 
 #[test]
-fn absurd_numbers_are_answered() {
+fn absurd_numbers_are_handled() {
     let mut rules = Policies { period: Millis(1), ..Policies::unlimited() };
     rules.default_quota.share_hours = Some(0);
     let mut pool = pool(PoolSettings::default(), rules, &[&[0]]);

@@ -1,16 +1,16 @@
-//! The rules that hold always (`docs/pool.md`), as properties over random worlds.
+//! The invariant rules (`docs/pool.md`) as properties over random worlds.
 //!
-//! Every step of every world is checked against all of them by [`crate::common::session`]: the pool's own `check_invariants`, the
-//! books of an outsider, the rows, and who was granted what in whose stead. The tests differ in what their worlds are
-//! full of, and in what they do besides. `docs/testing.md` says how to soak them and how to see a failure again.
+//! [`crate::common::session`] checks every step of every world against all rules: the pool's own `check_invariants`, an
+//! independent model, the rows, and the order of grants. The tests differ in the emphasis of their worlds and in extra
+//! steps. `docs/testing.md` explains how to soak them and how to reproduce a failure.
 
 use std::sync::Arc;
 
 use crate::common::cases;
-use crate::common::chance::world;
-use crate::common::session::{Session, ok};
-use crate::common::twins;
-use crate::common::world::{Act, NodeSpec, Theme, World};
+use crate::common::generators::world;
+use crate::common::restored_pool;
+use crate::common::session::{PoolSession, case_result};
+use crate::common::world::{NodeSpec, RandomWorld, WorldAction, WorldTheme};
 use gpupool_core::{
     CommandReply, CordonState, DeviceHealth, DeviceId, DeviceReading, DeviceSelector, LeaseId, LeaseState,
     LoadThresholds, Millis, Pool, PoolCommand, PoolEffect, PoolRow, Request, Token,
@@ -18,10 +18,10 @@ use gpupool_core::{
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// A world in which nobody restarts the pool, so that its whole log can be played again.
-fn without_restarts(theme: Theme, steps: usize) -> impl Strategy<Value = World> {
+/// Returns worlds without restarts, so that the whole log can be replayed.
+fn without_restarts(theme: WorldTheme, steps: usize) -> impl Strategy<Value = RandomWorld> {
     world(theme, steps).prop_map(|mut world| {
-        world.steps.retain(|step| !matches!(step.act, Act::Restart));
+        world.steps.retain(|step| !matches!(step.act, WorldAction::Restart));
         world
     })
 }
@@ -29,91 +29,91 @@ fn without_restarts(theme: Theme, steps: usize) -> impl Strategy<Value = World> 
 proptest! {
     #![proptest_config(cases(250))]
 
-    /// Rule 1, in worlds with a bit of everything.
+    /// Rule 1, in mixed worlds.
     #[test]
-    fn promised_share_memory_and_host_never_exceed_what_there_is(world in world(Theme::Everything, 160)) {
-        ok(Session::run(&world))?;
+    fn promised_share_memory_and_host_never_exceed_what_there_is(world in world(WorldTheme::Everything, 160)) {
+        case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 4: see `grants::take_grant` for who may pass whom, `session::check_waiter` for who may not be left waiting.
+    /// Rule 4: see `grants::check_grant` for legal grants, `session::check_waiter` for waiters that must start.
     #[test]
-    fn nobody_is_put_off_by_somebody_who_came_later(world in world(Theme::Queueing, 160)) {
-        ok(Session::run(&world))?;
+    fn no_request_is_delayed_by_a_later_one(world in world(WorldTheme::Queueing, 160)) {
+        case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 4, where it is a matter of milliseconds.
+    /// Rule 4, with differences of milliseconds.
     #[test]
-    fn whoever_passes_others_is_gone_before_they_can_start(world in world(Theme::Backfill, 80)) {
-        ok(Session::run(&world))?;
+    fn a_lease_that_passes_others_ends_before_they_can_start(world in world(WorldTheme::Backfill, 80)) {
+        case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 5: see `follow::take_effect` for which end is due when.
+    /// Rule 5: see `effects::check_effect` for due ends.
     #[test]
-    fn a_lease_ends_when_it_must_and_not_before(world in world(Theme::Endings, 160)) {
-        ok(Session::run(&world))?;
+    fn a_lease_ends_when_it_must_and_not_before(world in world(WorldTheme::Endings, 160)) {
+        case_result(PoolSession::run(&world))?;
     }
 
-    /// Rule 6, and what a restart must bring back.
+    /// Rule 6, and the state that a restart must restore.
     #[test]
-    fn the_pool_goes_on_through_faults_and_restarts(world in world(Theme::Faults, 160)) {
-        ok(Session::run(&world))?;
+    fn the_pool_survives_faults_and_restarts(world in world(WorldTheme::Faults, 160)) {
+        case_result(PoolSession::run(&world))?;
     }
 }
 
 proptest! {
     #![proptest_config(cases(40))]
 
-    /// Rule 2, for what is learned of the tasks that come: it takes fifty of them to count.
+    /// Rule 2, for the learned workload: counts are adopted from fifty tasks on.
     #[test]
-    fn a_restored_pool_has_learned_what_the_one_that_was_killed_had(
-        world in without_restarts(Theme::Learning, 400),
+    fn a_restored_pool_has_the_same_learned_workload(
+        world in without_restarts(WorldTheme::Learning, 400),
         cut in 60_usize..300,
     ) {
-        ok(twins::decide_alike(&world, cut))?;
+        case_result(restored_pool::check_same_decisions(&world, cut))?;
     }
 }
 
 proptest! {
     #![proptest_config(cases(200))]
 
-    /// Rule 2: nothing is lost, nothing comes back, and what comes next is decided as it would have been.
+    /// Rule 2: nothing is lost or reappears, and later decisions are the same.
     #[test]
-    fn a_restored_pool_decides_as_the_one_that_was_killed(
-        world in without_restarts(Theme::Everything, 200),
+    fn a_restored_pool_makes_the_same_decisions(
+        world in without_restarts(WorldTheme::Everything, 200),
         cut in any::<Index>(),
     ) {
-        ok(twins::decide_alike(&world, cut.index(world.steps.len().max(1))))?;
+        case_result(restored_pool::check_same_decisions(&world, cut.index(world.steps.len().max(1))))?;
     }
 
     /// Rule 2, for sets of devices and the links between them.
     #[test]
     fn a_restored_pool_chooses_the_same_devices_together(
-        world in without_restarts(Theme::Together, 80),
+        world in without_restarts(WorldTheme::Together, 80),
         cut in any::<Index>(),
     ) {
-        ok(twins::decide_alike(&world, cut.index(world.steps.len().max(1))))?;
+        case_result(restored_pool::check_same_decisions(&world, cut.index(world.steps.len().max(1))))?;
     }
 
-    /// Rule 3: also where the row that keeps the counters is lost.
+    /// Rule 3, also without the row of the counters.
     #[test]
     fn tokens_and_numbers_never_repeat_across_restarts(
-        world in without_restarts(Theme::Endings, 60),
-        more in without_restarts(Theme::Endings, 60),
+        world in without_restarts(WorldTheme::Endings, 60),
+        more in without_restarts(WorldTheme::Endings, 60),
     ) {
-        let session = ok(Session::run(&world))?;
+        let session = case_result(PoolSession::run(&world))?;
         let highest = (session.model.last_token, session.model.leases.keys().last().copied());
         for rows in [session.store.rows(), session.store.rows_without_counters()] {
-            let mut restarted = ok(Session::run(&world))?;
-            restarted.pool = ok(session.restored(rows))?;
+            let mut restarted = case_result(PoolSession::run(&world))?;
+            restarted.pool = case_result(session.restored(rows))?;
             restarted.model.restart();
             let from = restarted.log.len();
             for number in 0..restarted.nodes.len() {
-                ok(restarted.send(restarted.node_seen(number)))?;
+                case_result(restarted.send(restarted.node_seen(number)))?;
             }
             for step in &more.steps {
-                ok(restarted.step(step))?;
+                case_result(restarted.step(step))?;
             }
-            let new = restarted.log[from..].iter().flat_map(|said| &said.outcome.effects);
+            let new = restarted.log[from..].iter().flat_map(|logged| &logged.outcome.effects);
             let mut tokens: Vec<Token> = Vec::new();
             for effect in new {
                 match effect {
@@ -130,21 +130,21 @@ proptest! {
         }
     }
 
-    /// Rule 3: also where every lease that ended was forgotten, and only the counters know how far it went.
+    /// Rule 3, also if all ended leases were forgotten and only the counters are left.
     #[test]
-    fn tokens_and_numbers_go_on_from_the_counters_alone(world in without_restarts(Theme::Endings, 60)) {
-        let session = ok(Session::run(&world))?;
+    fn tokens_and_numbers_continue_from_the_counters_alone(world in without_restarts(WorldTheme::Endings, 60)) {
+        let session = case_result(PoolSession::run(&world))?;
         let over = |row: &PoolRow| matches!(row, PoolRow::Lease(row) if row.state.is_ended() && !row.draining);
-        let mut restored = ok(session.restored(session.store.rows().into_iter().filter(|row| !over(row)).collect()))?;
+        let mut restored = case_result(session.restored(session.store.rows().into_iter().filter(|row| !over(row)).collect()))?;
         let (_, mut outcome) = restored.apply(session.clock, session.node_seen(0));
         let fresh = NodeSpec { cpus: 8, memory_gib: 8, zone: true, kinds: vec![0] };
         let seen = PoolCommand::NodeSeen { facts: fresh.facts(9), devices: fresh.devices(9), numbers: Vec::new() };
         outcome.effects.extend(restored.apply(session.clock, seen).1.effects);
         let request = Arc::new(Request { select: Arc::new(DeviceSelector { uuids: vec!["gpu-9-0".into()], ..DeviceSelector::default() }), ..Request::default() });
-        let (answer, granted) = restored.apply(session.clock, PoolCommand::Request { request, key: None });
+        let (reply, granted) = restored.apply(session.clock, PoolCommand::Request { request, key: None });
         outcome.effects.extend(granted.effects);
         let highest = session.model.leases.keys().last();
-        prop_assert!(matches!(&answer, Ok(CommandReply::Lease(lease)) if Some(lease) > highest), "{answer:?} after {highest:?}");
+        prop_assert!(matches!(&reply, Ok(CommandReply::Lease(lease)) if Some(lease) > highest), "{reply:?} after {highest:?}");
         for effect in &outcome.effects {
             if let PoolEffect::Granted { token, .. } | PoolEffect::Offered { token, .. } = effect {
                 prop_assert!(Some(*token) > session.model.last_token, "rule 3: a token repeats: {effect:?}");
@@ -152,42 +152,42 @@ proptest! {
         }
     }
 
-    /// Rule 4, the other half: with everything healthy and every holder letting go, each waiter gets its turn.
+    /// Rule 4, liveness: with healthy devices and released leases, each waiter is served.
     #[test]
-    fn everybody_who_waits_gets_a_turn_once_holders_let_go(world in world(Theme::Queueing, 120)) {
-        let mut session = ok(Session::run(&world))?;
-        ok(heal_everything(&mut session))?;
-        let can_be_served = |session: &Session, lease: &LeaseId| {
-            !session.model.could_use(&session.model.leases[lease].request).is_empty()
+    fn every_waiter_is_served_once_holders_release(world in world(WorldTheme::Queueing, 120)) {
+        let mut session = case_result(PoolSession::run(&world))?;
+        case_result(open_all_devices(&mut session))?;
+        let can_be_served = |session: &PoolSession, lease: &LeaseId| {
+            !session.model.eligible_nodes(&session.model.leases[lease].request).is_empty()
         };
         let waiting = session.model.waiting().filter(|entry| entry.request.wait_limit.is_none()).map(|entry| entry.id);
         let waiting: Vec<LeaseId> = waiting.filter(|lease| can_be_served(&session, lease)).collect();
         let from = session.log.len();
         for _ in 0..=session.model.waiting().count() {
-            ok(let_go(&mut session))?;
+            case_result(release_everything(&mut session))?;
         }
         let granted = session.granted_since(from);
         let starved: Vec<&LeaseId> = waiting.iter().filter(|lease| !granted.contains(lease)).collect();
         prop_assert!(starved.is_empty(), "rule 4: {starved:?} never got a turn");
     }
 
-    /// Rule 6: what befalls one device is no business of those who hold another.
+    /// Rule 6: a fault on one device does not affect leases on others.
     #[test]
-    fn a_fault_on_one_device_leaves_the_leases_of_others_alone(
-        world in world(Theme::Everything, 80),
+    fn a_fault_on_one_device_does_not_affect_other_leases(
+        world in world(WorldTheme::Everything, 80),
         at in any::<Index>(),
     ) {
-        let mut session = ok(Session::run(&world))?;
+        let mut session = case_result(PoolSession::run(&world))?;
         let devices: Vec<DeviceId> = session.model.devices.keys().copied().collect();
         prop_assume!(!devices.is_empty());
         let broken = *at.get(&devices);
         let node = session.model.devices[&broken].node;
-        let elsewhere = |session: &Session| -> Vec<(LeaseId, Token)> {
+        let elsewhere = |session: &PoolSession| -> Vec<(LeaseId, Token)> {
             let held = session.model.leases.values().filter(|entry| entry.state == LeaseState::Active);
             let other = held.filter(|entry| entry.promises.iter().all(|promise| promise.device != broken));
             other.filter_map(|entry| Some((entry.id, entry.token?))).collect()
         };
-        ok(session.send(PoolCommand::Tick))?;
+        case_result(session.send(PoolCommand::Tick))?;
         let before = elsewhere(&session);
         let from = session.log.len();
         let mut hot = DeviceReading::idle(session.model.now);
@@ -198,14 +198,14 @@ proptest! {
             PoolCommand::Cordon { device: broken, cordon: CordonState::Cordoned },
             PoolCommand::NodeLost { node },
         ] {
-            ok(session.send(command))?;
+            case_result(session.send(command))?;
         }
         for (lease, token) in before {
-            ok(session.send(PoolCommand::Renew { lease, token }))?;
-            let said = session.log.last();
-            prop_assert!(said.is_some_and(|said| said.answer.is_ok()), "rule 6: {said:?}");
+            case_result(session.send(PoolCommand::Renew { lease, token }))?;
+            let logged = session.log.last();
+            prop_assert!(logged.is_some_and(|logged| logged.reply.is_ok()), "rule 6: {logged:?}");
         }
-        let others = session.log[from..].iter().flat_map(|said| &said.outcome.effects).filter(|effect| match effect {
+        let others = session.log[from..].iter().flat_map(|logged| &logged.outcome.effects).filter(|effect| match effect {
             PoolEffect::DeviceOpen { device, .. } => session.model.devices[device].node != node,
             PoolEffect::Ended { .. } => true,
             _ => false,
@@ -213,31 +213,29 @@ proptest! {
         prop_assert_eq!(others.count(), 0);
     }
 
-    /// Rule 7.
     #[test]
-    fn the_same_commands_give_the_same_answers_effects_and_rows(world in without_restarts(Theme::Everything, 160)) {
-        let session = ok(Session::run(&world))?;
+    fn the_same_commands_give_the_same_replies_effects_and_rows(world in without_restarts(WorldTheme::Everything, 160)) {
+        let session = case_result(PoolSession::run(&world))?;
         let mut again = Pool::new(world.settings, crate::common::world::policies(world.policies));
-        for said in &session.log {
-            let (answer, outcome) = again.apply(said.now, said.command.clone());
-            prop_assert_eq!((&answer, &outcome), (&said.answer, &said.outcome));
+        for logged in &session.log {
+            let (reply, outcome) = again.apply(logged.now, logged.command.clone());
+            prop_assert_eq!((&reply, &outcome), (&logged.reply, &logged.outcome));
         }
     }
 
-    /// A batch of one command is that command.
     #[test]
-    fn apply_all_of_one_command_is_apply(world in without_restarts(Theme::Everything, 80)) {
-        let session = ok(Session::run(&world))?;
+    fn apply_all_of_one_command_is_apply(world in without_restarts(WorldTheme::Everything, 80)) {
+        let session = case_result(PoolSession::run(&world))?;
         let mut again = Pool::new(world.settings, crate::common::world::policies(world.policies));
-        for said in &session.log {
-            let (mut answers, outcome) = again.apply_all(said.now, [said.command.clone()]);
-            prop_assert_eq!((answers.pop(), &outcome), (Some(said.answer.clone()), &said.outcome));
-            prop_assert!(answers.is_empty());
+        for logged in &session.log {
+            let (mut replies, outcome) = again.apply_all(logged.now, [logged.command.clone()]);
+            prop_assert_eq!((replies.pop(), &outcome), (Some(logged.reply.clone()), &logged.outcome));
+            prop_assert!(replies.is_empty());
         }
     }
 }
 
-/// Sizes of batches, from one command to more than a world has steps.
+/// Sizes of batches, from one command to more than a world's steps.
 fn sizes() -> impl Strategy<Value = Vec<usize>> {
     let size = prop_oneof![3 => 1_usize..5, 2 => 2_usize..20, 1 => Just(1_000)];
     prop::collection::vec(size, 1..6)
@@ -246,39 +244,39 @@ fn sizes() -> impl Strategy<Value = Vec<usize>> {
 proptest! {
     #![proptest_config(cases(150))]
 
-    /// All rules, with the commands in batches of any size. Leases that are due end before a batch. A newcomer within it
-    /// takes nothing that those before it could use. Once it finished, no request that could go is left waiting.
+    /// All rules, with batches of any size. Deadlines apply before a batch. A new request within it takes nothing that
+    /// earlier waiters could use. After the batch, no request that could start is waiting.
     #[test]
-    fn batches_of_any_size_keep_every_rule(world in world(Theme::Everything, 160), sizes in sizes()) {
-        ok(Session::run_in_batches(&world, sizes))?;
+    fn batches_of_any_size_keep_every_rule(world in world(WorldTheme::Everything, 160), sizes in sizes()) {
+        case_result(PoolSession::run_in_batches(&world, sizes))?;
     }
 
     /// Rule 4 in batches.
     #[test]
-    fn no_request_is_put_off_by_a_later_one_of_a_batch(
-        world in world(Theme::Queueing, 160),
+    fn no_request_is_delayed_by_a_later_one_of_a_batch(
+        world in world(WorldTheme::Queueing, 160),
         sizes in sizes(),
     ) {
-        ok(Session::run_in_batches(&world, sizes))?;
+        case_result(PoolSession::run_in_batches(&world, sizes))?;
     }
 
-    /// Rule 4 in batches, where it is a matter of milliseconds.
+    /// Rule 4 in batches, with differences of milliseconds.
     #[test]
     fn a_lease_that_passes_others_in_a_batch_ends_before_they_can_start(
-        world in world(Theme::Backfill, 80),
+        world in world(WorldTheme::Backfill, 80),
         sizes in sizes(),
     ) {
-        ok(Session::run_in_batches(&world, sizes))?;
+        case_result(PoolSession::run_in_batches(&world, sizes))?;
     }
 
     /// Rules 5 and 6 in batches, with faults, forgetting and restarts.
     #[test]
-    fn the_pool_goes_on_through_faults_in_batches(world in world(Theme::Faults, 160), sizes in sizes()) {
-        ok(Session::run_in_batches(&world, sizes))?;
+    fn the_pool_survives_faults_in_batches(world in world(WorldTheme::Faults, 160), sizes in sizes()) {
+        case_result(PoolSession::run_in_batches(&world, sizes))?;
     }
 }
 
-fn heal_everything(session: &mut Session) -> Result<(), String> {
+fn open_all_devices(session: &mut PoolSession) -> Result<(), String> {
     session.send(PoolCommand::SetPolicies { policies: Box::new(crate::common::world::policies(0)) })?;
     for number in 0..session.nodes.len() {
         session.send(session.node_seen(number))?;
@@ -287,27 +285,27 @@ fn heal_everything(session: &mut Session) -> Result<(), String> {
         session.send(PoolCommand::SetHealth { device, health: DeviceHealth::Healthy })?;
         session.send(PoolCommand::Cordon { device, cordon: CordonState::Open })?;
     }
-    // No load is strictly below zero: who asks for that is never served, and whoever waits behind is not either.
+    // No load is strictly below zero: such requests are never served, nor are those behind them.
     let hopeless = |limits: &LoadThresholds| limits.memory.0 == 0 || limits.utilization.0 == 0;
     let waiting = session.model.waiting().filter(|entry| entry.request.thresholds.as_ref().is_some_and(hopeless));
     for lease in waiting.map(|entry| entry.id).collect::<Vec<_>>() {
         session.send(PoolCommand::Release { lease })?;
     }
-    for command in session.keep_all() {
+    for command in session.renewal_commands() {
         session.send(command)?;
     }
     Ok(())
 }
 
-/// Everybody who holds or drains lets go, everybody who waits asks, and a second later every device reads idle.
-fn let_go(session: &mut Session) -> Result<(), String> {
+/// Releases all leases, renews all waiters, and reads every device as idle a second later.
+fn release_everything(session: &mut PoolSession) -> Result<(), String> {
     let over: Vec<LeaseId> =
-        session.model.leases.values().filter(|entry| entry.counts()).map(|entry| entry.id).collect();
+        session.model.leases.values().filter(|entry| entry.holds_capacity()).map(|entry| entry.id).collect();
     for lease in over {
         session.send(PoolCommand::Release { lease })?;
         session.send(PoolCommand::Drained { lease })?;
     }
-    for command in session.keep_all() {
+    for command in session.renewal_commands() {
         session.send(command)?;
     }
     session.clock = session.model.now.after(Millis::from_secs(1));

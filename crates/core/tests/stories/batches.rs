@@ -1,4 +1,4 @@
-//! Commands that come at the same time: the queue is served once, and a newcomer gains nothing by being in the middle.
+//! Commands that come at the same time: the queue is served once, and new requests within a batch gain no advantage.
 
 use std::sync::Arc;
 
@@ -14,105 +14,105 @@ fn ask(request: Request) -> PoolCommand {
 
 /// Applies commands in one batch.
 fn batch(
-    stage: &mut Stage,
+    test: &mut PoolFixture,
     commands: impl IntoIterator<Item = PoolCommand>,
 ) -> Vec<Result<CommandReply, CommandDenied>> {
-    let (answers, outcome) = stage.pool.apply_all(stage.now, commands);
-    stage.pool.check_invariants().unwrap();
-    stage.rows.extend(outcome.rows);
-    stage.effects = outcome.effects;
-    answers
+    let (replies, outcome) = test.pool.apply_all(test.now, commands);
+    test.pool.check_invariants().unwrap();
+    test.rows.extend(outcome.rows);
+    test.effects = outcome.effects;
+    replies
 }
 
-fn lease(answer: &Result<CommandReply, CommandDenied>) -> LeaseId {
-    match answer {
+fn lease(reply: &Result<CommandReply, CommandDenied>) -> LeaseId {
+    match reply {
         Ok(CommandReply::Lease(lease)) => *lease,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_newcomer_does_not_get_what_the_batch_freed_for_those_before_it() {
-    let mut stage = Stage::of(1);
-    let held = stage.ask(whole());
-    let waits = stage.ask(whole());
-    let answers = batch(&mut stage, [PoolCommand::Release { lease: held }, ask(whole())]);
-    assert!(stage.is_active(waits));
-    assert!(stage.is_queued(lease(&answers[1])));
+fn a_new_request_does_not_take_devices_freed_for_earlier_waiters() {
+    let mut test = PoolFixture::of(1);
+    let held = test.request(whole());
+    let waits = test.request(whole());
+    let replies = batch(&mut test, [PoolCommand::Release { lease: held }, ask(whole())]);
+    assert!(test.is_active(waits));
+    assert!(test.is_queued(lease(&replies[1])));
 }
 
 #[test]
-fn a_newcomer_goes_at_once_where_those_before_it_could_not() {
-    let mut stage = Stage::empty();
-    stage.add(node("a"), vec![device("GPU-a", "NVIDIA A100", 40), device("GPU-h", "NVIDIA H100", 80)]);
-    let held = stage.ask(Request { select: model("H100"), ..whole() });
-    let waits = stage.ask(Request { select: model("H100"), ..whole() });
-    let answers = batch(&mut stage, [PoolCommand::Release { lease: held }, ask(whole())]);
-    let newcomer = lease(&answers[1]);
-    assert_eq!((stage.on(newcomer), stage.on(waits)), (vec![0], vec![1]));
-    assert!(stage.token(newcomer) < stage.token(waits), "the queue is served as the batch finishes");
+fn a_new_request_starts_at_once_on_devices_earlier_waiters_cannot_use() {
+    let mut test = PoolFixture::empty();
+    test.add_node(node("a"), vec![device("GPU-a", "NVIDIA A100", 40), device("GPU-h", "NVIDIA H100", 80)]);
+    let held = test.request(Request { select: model("H100"), ..whole() });
+    let waits = test.request(Request { select: model("H100"), ..whole() });
+    let replies = batch(&mut test, [PoolCommand::Release { lease: held }, ask(whole())]);
+    let newcomer = lease(&replies[1]);
+    assert_eq!((test.devices_of(newcomer), test.devices_of(waits)), (vec![0], vec![1]));
+    assert!(test.token(newcomer) < test.token(waits), "the queue is served as the batch finishes");
 }
 
 #[test]
-fn a_request_that_does_not_wait_is_decided_as_if_the_queue_had_been_served() {
-    let mut stage = Stage::of(2);
-    let held = stage.ask(whole());
-    let half = stage.ask(part(500));
-    let waits = stage.ask(whole());
+fn a_request_that_does_not_wait_sees_the_queue_as_served() {
+    let mut test = PoolFixture::of(2);
+    let held = test.request(whole());
+    let half = test.request(part(500));
+    let waits = test.request(whole());
     let now_or_never = Request { queue: false, ..part(500) };
-    assert_eq!(stage.refused(now_or_never.clone()), CommandDenied::NoCapacity, "the free half is claimed");
-    let answers = batch(&mut stage, [PoolCommand::Release { lease: held }, ask(now_or_never)]);
-    assert_eq!((stage.on(waits), stage.on(lease(&answers[1]))), (vec![0], stage.on(half)));
+    assert_eq!(test.expect_denied(now_or_never.clone()), CommandDenied::NoCapacity, "the free half is claimed");
+    let replies = batch(&mut test, [PoolCommand::Release { lease: held }, ask(now_or_never)]);
+    assert_eq!((test.devices_of(waits), test.devices_of(lease(&replies[1]))), (vec![0], test.devices_of(half)));
 }
 
 #[test]
-fn a_quota_that_a_batch_leaves_gives_its_owners_waiters_their_claims_back() {
+fn a_quota_freed_in_a_batch_restores_the_claims_of_its_waiters() {
     let quota = OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() };
     let rules = Policies { quotas: [("a".into(), quota)].into(), ..Policies::unlimited() };
-    let mut stage = Stage::under(rules, 2);
-    let held = stage.ask(owned("a", whole()));
-    let other = stage.ask(owned("b", whole()));
-    let waits = stage.ask(owned("a", whole()));
-    let answers = batch(
-        &mut stage,
+    let mut test = PoolFixture::under(rules, 2);
+    let held = test.request(owned("a", whole()));
+    let other = test.request(owned("b", whole()));
+    let waits = test.request(owned("a", whole()));
+    let replies = batch(
+        &mut test,
         [PoolCommand::Release { lease: other }, PoolCommand::Release { lease: held }, ask(owned("c", gpus(2)))],
     );
-    assert!(stage.is_active(waits));
-    assert!(stage.is_queued(lease(&answers[2])));
+    assert!(test.is_active(waits));
+    assert!(test.is_queued(lease(&replies[2])));
 }
 
 #[test]
-fn a_short_lease_does_not_pass_a_request_that_the_batch_lets_start_now() {
-    let mut stage = Stage::of(1);
-    let held = stage.ask(Request { max_duration: Some(mins(10)), ..part(600) });
-    let waits = stage.ask(part(700));
+fn a_short_lease_does_not_pass_a_request_that_can_start_in_the_batch() {
+    let mut test = PoolFixture::of(1);
+    let held = test.request(Request { max_duration: Some(mins(10)), ..part(600) });
+    let waits = test.request(part(700));
     let short = Request { max_duration: Some(mins(1)), ..part(400) };
-    let answers = batch(&mut stage, [PoolCommand::Release { lease: held }, ask(short)]);
-    assert!(stage.is_active(waits));
-    assert!(stage.is_queued(lease(&answers[1])));
+    let replies = batch(&mut test, [PoolCommand::Release { lease: held }, ask(short)]);
+    assert!(test.is_active(waits));
+    assert!(test.is_queued(lease(&replies[1])));
 }
 
 #[test]
-fn what_is_due_ends_before_the_first_command() {
-    let mut stage = Stage::of(1);
-    let expires = stage.ask(Request { ttl: secs(5), ..whole() });
-    let token = stage.token(expires);
-    stage.now = stage.now.after(secs(5));
-    let answers = batch(&mut stage, [PoolCommand::Renew { lease: expires, token }, ask(whole())]);
-    assert_eq!(answers[0], Err(CommandDenied::Ended(expires)));
-    assert!(stage.is_active(lease(&answers[1])));
-    assert!(matches!(stage.effects[0], PoolEffect::Ended { .. }));
+fn deadlines_apply_before_the_first_command() {
+    let mut test = PoolFixture::of(1);
+    let expires = test.request(Request { ttl: secs(5), ..whole() });
+    let token = test.token(expires);
+    test.now = test.now.after(secs(5));
+    let replies = batch(&mut test, [PoolCommand::Renew { lease: expires, token }, ask(whole())]);
+    assert_eq!(replies[0], Err(CommandDenied::Ended(expires)));
+    assert!(test.is_active(lease(&replies[1])));
+    assert!(matches!(test.effects[0], PoolEffect::Ended { .. }));
 }
 
 #[test]
 fn a_batch_leaves_one_row_of_counters() {
-    let mut stage = Stage::of(4);
-    let before = stage.rows.len();
-    batch(&mut stage, (0..4).map(|_| ask(whole())));
-    let counters = stage.rows[before..].iter().filter(|row| matches!(row, PoolRow::Counters(_)));
+    let mut test = PoolFixture::of(4);
+    let before = test.rows.len();
+    batch(&mut test, (0..4).map(|_| ask(whole())));
+    let counters = test.rows[before..].iter().filter(|row| matches!(row, PoolRow::Counters(_)));
     assert_eq!(counters.count(), 1);
-    let before = stage.rows.len();
-    stage.now = stage.now.after(Millis(1));
-    batch(&mut stage, [PoolCommand::Tick, PoolCommand::Tick]);
-    assert_eq!(stage.rows.len(), before, "nothing changed");
+    let before = test.rows.len();
+    test.now = test.now.after(Millis(1));
+    batch(&mut test, [PoolCommand::Tick, PoolCommand::Tick]);
+    assert_eq!(test.rows.len(), before, "nothing changed");
 }

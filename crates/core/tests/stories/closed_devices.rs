@@ -1,4 +1,4 @@
-//! Devices that take no new work: too hot, unhealthy, lost, stopped, or on a node that is gone. What runs goes on.
+//! Devices that take no new work: hot, unhealthy, lost, cordoned, or on a lost node. Running work continues.
 
 use crate::support::*;
 use gpupool_core::{
@@ -8,31 +8,31 @@ use gpupool_core::{
 
 const DEVICE: DeviceId = DeviceId(0);
 
-/// Nothing new fits while `close` holds, and the waiter goes once `open` is done.
-fn closes_and_opens(close: impl FnOnce(&mut Stage), why: DeviceClosure, open: impl FnOnce(&mut Stage)) {
-    let mut stage = Stage::of(1);
-    let runs = stage.ask(part(100));
-    close(&mut stage);
-    assert_eq!(stage.device(0).closed, Some(why));
-    assert!(stage.effects.contains(&PoolEffect::DeviceOpen { device: DEVICE, closed: Some(why) }));
-    assert!(stage.is_active(runs), "what runs goes on");
-    let waits = stage.ask(part(100));
-    assert!(stage.is_queued(waits), "{why:?}");
-    open(&mut stage);
-    assert!(stage.effects.contains(&PoolEffect::DeviceOpen { device: DEVICE, closed: None }));
-    assert!(stage.is_active(waits));
+/// Checks that a waiter is not served after `close` and is served after `open`.
+fn closes_and_opens(close: impl FnOnce(&mut PoolFixture), why: DeviceClosure, open: impl FnOnce(&mut PoolFixture)) {
+    let mut test = PoolFixture::of(1);
+    let runs = test.request(part(100));
+    close(&mut test);
+    assert_eq!(test.device(0).closed, Some(why));
+    assert!(test.effects.contains(&PoolEffect::DeviceOpen { device: DEVICE, closed: Some(why) }));
+    assert!(test.is_active(runs), "what runs goes on");
+    let waits = test.request(part(100));
+    assert!(test.is_queued(waits), "{why:?}");
+    open(&mut test);
+    assert!(test.effects.contains(&PoolEffect::DeviceOpen { device: DEVICE, closed: None }));
+    assert!(test.is_active(waits));
 }
 
-fn health(health: DeviceHealth) -> impl FnOnce(&mut Stage) {
-    move |stage| drop(stage.run(PoolCommand::SetHealth { device: DEVICE, health }))
+fn health(health: DeviceHealth) -> impl FnOnce(&mut PoolFixture) {
+    move |test| drop(test.apply_ok(PoolCommand::SetHealth { device: DEVICE, health }))
 }
 
-fn cordon(cordon: CordonState) -> impl FnOnce(&mut Stage) {
-    move |stage| drop(stage.run(PoolCommand::Cordon { device: DEVICE, cordon }))
+fn cordon(cordon: CordonState) -> impl FnOnce(&mut PoolFixture) {
+    move |test| drop(test.apply_ok(PoolCommand::Cordon { device: DEVICE, cordon }))
 }
 
-fn warm(celsius: i16) -> impl FnOnce(&mut Stage) {
-    move |stage| stage.read(0, |reading| reading.temperature_c = ReadingField::Value(celsius))
+fn warm(celsius: i16) -> impl FnOnce(&mut PoolFixture) {
+    move |test| test.report(0, |reading| reading.temperature_c = ReadingField::Value(celsius))
 }
 
 #[test]
@@ -54,80 +54,80 @@ fn a_cordoned_device_takes_no_new_work() {
 #[test]
 fn above_ninety_degrees_is_too_hot_and_ninety_is_fine() {
     closes_and_opens(warm(91), DeviceClosure::Hot, warm(90));
-    let mut stage = Stage::of(1);
-    warm(90)(&mut stage);
-    let lease = stage.ask(whole());
-    assert!(stage.is_active(lease));
+    let mut test = PoolFixture::of(1);
+    warm(90)(&mut test);
+    let lease = test.request(whole());
+    assert!(test.is_active(lease));
 }
 
 #[test]
-fn a_device_that_fails_to_tell_its_temperature_stays_as_it_was() {
-    let mut stage = Stage::of(1);
-    warm(95)(&mut stage);
-    stage.read(0, |reading| reading.temperature_c = ReadingField::Failed);
-    assert_eq!(stage.device(0).closed, Some(DeviceClosure::Hot));
-    stage.read(0, |reading| reading.temperature_c = ReadingField::Unsupported);
-    assert_eq!(stage.device(0).closed, None);
+fn a_failed_temperature_reading_keeps_the_last_state() {
+    let mut test = PoolFixture::of(1);
+    warm(95)(&mut test);
+    test.report(0, |reading| reading.temperature_c = ReadingField::Failed);
+    assert_eq!(test.device(0).closed, Some(DeviceClosure::Hot));
+    test.report(0, |reading| reading.temperature_c = ReadingField::Unsupported);
+    assert_eq!(test.device(0).closed, None);
 }
 
 #[test]
 fn a_lost_node_takes_no_new_work_until_it_is_seen_again() {
     closes_and_opens(
-        |stage| drop(stage.run(PoolCommand::NodeLost { node: NodeId(0) })),
+        |test| drop(test.apply_ok(PoolCommand::NodeLost { node: NodeId(0) })),
         DeviceClosure::NodeLost,
-        |stage| drop(stage.see(node("a"), devices("a", 1))),
+        |test| drop(test.register_node(node("a"), devices("a", 1))),
     );
 }
 
 #[test]
 fn a_lost_node_gives_no_cpus_either() {
-    let mut stage = Stage::of(1);
-    stage.run(PoolCommand::NodeLost { node: NodeId(0) });
-    let lease = stage.ask(host(cpus(1)));
-    assert!(stage.is_queued(lease));
-    stage.see(node("a"), devices("a", 1));
-    assert!(stage.is_active(lease));
+    let mut test = PoolFixture::of(1);
+    test.apply_ok(PoolCommand::NodeLost { node: NodeId(0) });
+    let lease = test.request(host(cpus(1)));
+    assert!(test.is_queued(lease));
+    test.register_node(node("a"), devices("a", 1));
+    assert!(test.is_active(lease));
 }
 
 #[test]
 fn one_closed_device_leaves_the_others_open() {
-    let mut stage = Stage::of(3);
-    health(DeviceHealth::Lost)(&mut stage);
-    stage.run(PoolCommand::Cordon { device: DeviceId(1), cordon: CordonState::Cordoned });
-    assert_eq!(stage.place(whole()), [2]);
-    let lease = stage.ask(whole());
-    assert!(stage.why(lease).contains("2 matching GPUs take no new work"), "{}", stage.why(lease));
+    let mut test = PoolFixture::of(3);
+    health(DeviceHealth::Lost)(&mut test);
+    test.apply_ok(PoolCommand::Cordon { device: DeviceId(1), cordon: CordonState::Cordoned });
+    assert_eq!(test.place(whole()), [2]);
+    let lease = test.request(whole());
+    assert!(test.wait_reason(lease).contains("2 matching GPUs take no new work"), "{}", test.wait_reason(lease));
 }
 
 #[test]
-fn several_reasons_must_all_be_gone() {
-    let mut stage = Stage::of(1);
-    cordon(CordonState::Cordoned)(&mut stage);
-    warm(95)(&mut stage);
-    cordon(CordonState::Open)(&mut stage);
-    assert_eq!(stage.device(0).closed, Some(DeviceClosure::Hot));
-    warm(60)(&mut stage);
-    assert_eq!(stage.device(0).closed, None);
+fn a_device_opens_once_all_reasons_are_gone() {
+    let mut test = PoolFixture::of(1);
+    cordon(CordonState::Cordoned)(&mut test);
+    warm(95)(&mut test);
+    cordon(CordonState::Open)(&mut test);
+    assert_eq!(test.device(0).closed, Some(DeviceClosure::Hot));
+    warm(60)(&mut test);
+    assert_eq!(test.device(0).closed, None);
 }
 
 #[test]
-fn closed_devices_are_waited_for_not_refused() {
-    let mut stage = Stage::of(2);
-    health(DeviceHealth::Lost)(&mut stage);
-    let lease = stage.ask(gpus(2));
-    assert!(stage.is_queued(lease), "it may come back");
-    assert_eq!(stage.refused(Request { queue: false, ..whole() }), CommandDenied::NoCapacity);
+fn a_request_for_closed_devices_waits() {
+    let mut test = PoolFixture::of(2);
+    health(DeviceHealth::Lost)(&mut test);
+    let lease = test.request(gpus(2));
+    assert!(test.is_queued(lease), "it may come back");
+    assert_eq!(test.expect_denied(Request { queue: false, ..whole() }), CommandDenied::NoCapacity);
 }
 
 #[test]
-fn orders_about_what_does_not_exist_are_denied() {
-    let mut stage = Stage::of(1);
+fn commands_about_unknown_devices_and_nodes_are_denied() {
+    let mut test = PoolFixture::of(1);
     let (device, node) = (DeviceId(9), NodeId(9));
     let open = PoolCommand::Cordon { device, cordon: CordonState::Open };
-    assert_eq!(stage.apply(open), Err(CommandDenied::UnknownDevice(device)));
+    assert_eq!(test.apply(open), Err(CommandDenied::UnknownDevice(device)));
     let lost = PoolCommand::SetHealth { device, health: DeviceHealth::Lost };
-    assert_eq!(stage.apply(lost), Err(CommandDenied::UnknownDevice(device)));
-    assert_eq!(stage.apply(PoolCommand::Drain { device, grace: secs(1) }), Err(CommandDenied::UnknownDevice(device)));
-    assert_eq!(stage.apply(PoolCommand::NodeLost { node }), Err(CommandDenied::UnknownNode(node)));
-    assert_eq!(stage.apply(PoolCommand::Links { node, links: vec![] }), Err(CommandDenied::UnknownNode(node)));
+    assert_eq!(test.apply(lost), Err(CommandDenied::UnknownDevice(device)));
+    assert_eq!(test.apply(PoolCommand::Drain { device, grace: secs(1) }), Err(CommandDenied::UnknownDevice(device)));
+    assert_eq!(test.apply(PoolCommand::NodeLost { node }), Err(CommandDenied::UnknownNode(node)));
+    assert_eq!(test.apply(PoolCommand::Links { node, links: vec![] }), Err(CommandDenied::UnknownNode(node)));
 }

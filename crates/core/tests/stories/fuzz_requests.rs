@@ -1,10 +1,10 @@
-//! Whatever somebody sends as a request body, nothing panics, and what is wrong is named by its field.
+//! No request body causes a panic, and every error names the field.
 
 use crate::support::fuzzed;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Numbers at the edges of what fields hold.
+/// Numbers at the limits of fields.
 fn edges() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![
         json!(0),
@@ -64,8 +64,8 @@ fn field() -> impl Strategy<Value = String> {
     prop::sample::select(known.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
 }
 
-/// Bodies that are fine, to be spoiled.
-fn fine() -> Vec<Value> {
+/// Valid bodies, to be corrupted.
+fn valid_bodies() -> Vec<Value> {
     vec![
         json!({}),
         json!({"gpus": 2, "owner": "alice", "priority": 5, "ttl_secs": 30, "max_duration_secs": 3600}),
@@ -78,7 +78,7 @@ fn fine() -> Vec<Value> {
 }
 
 proptest! {
-    // What fails is printed in full, which is all it takes to make a test of it.
+    // Failures are printed in full, which is enough to write a test.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -97,13 +97,13 @@ proptest! {
     }
 
     #[test]
-    fn a_spoiled_body_is_a_request_or_an_error_that_names_the_field(
-        body in prop::sample::select(fine()),
-        spoiled in prop::collection::vec((field(), prop_oneof![3 => edges(), 2 => words(), 1 => any_json()]), 1..4),
+    fn a_corrupted_body_is_a_request_or_an_error_that_names_the_field(
+        body in prop::sample::select(valid_bodies()),
+        corruptions in prop::collection::vec((field(), prop_oneof![3 => edges(), 2 => words(), 1 => any_json()]), 1..4),
         inside in any::<bool>(),
     ) {
         let mut body = body;
-        for (field, value) in spoiled {
+        for (field, value) in corruptions {
             match body.get_mut("select").and_then(Value::as_object_mut).filter(|_| inside) {
                 Some(select) => drop(select.insert(field, value)),
                 None => body[field] = value,
@@ -114,8 +114,8 @@ proptest! {
 }
 
 #[test]
-fn the_bodies_that_are_spoiled_are_fine_before() {
-    for body in fine() {
+fn the_bodies_to_corrupt_are_valid() {
+    for body in valid_bodies() {
         let read: gpupool_core::RequestBody = serde_json::from_value(body.clone()).unwrap();
         assert!(gpupool_core::Request::try_from(read).is_ok(), "{body}");
     }

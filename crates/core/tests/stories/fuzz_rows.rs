@@ -1,4 +1,4 @@
-//! Whatever the rows say, the pool comes up, keeps its books and goes on; and rows written before can still be read.
+//! The pool restores from any rows and works on, and rows of earlier versions can still be read.
 
 use std::sync::Arc;
 
@@ -12,38 +12,38 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Value, json};
 
-/// Rows of a pool in which a little of everything happened, and some commands.
-fn honest() -> Vec<Value> {
-    let mut stage = Stage::draining(3, secs(10));
-    stage.add(node("b"), devices("b", 2));
+/// Rows of a pool with a varied history, and some commands.
+fn valid_lines() -> Vec<Value> {
+    let mut test = PoolFixture::draining(3, secs(10));
+    test.add_node(node("b"), devices("b", 2));
     let quota = OwnerQuota { held: Some(Share(8000)), share_hours: Some(5_000), weight: 2 };
     let rules = Policies {
         policies: vec![RequestPolicy { max_duration: Some(mins(90)), ..policy("all") }],
         quotas: [("alice".into(), quota)].into(),
         ..Policies::unlimited()
     };
-    stage.run(PoolCommand::SetPolicies { policies: Box::new(rules) });
-    let shared = stage.ask(owned("alice", Request { cpus: cpus(4), ..part(300) }));
-    stage.ask(by(Placement::Fgd, part(200)));
-    let held = stage.ask(owned("bob", whole()));
-    let token = stage.token(held);
-    stage.run(PoolCommand::Attach { lease: held, token, holder: LeaseHolder::Process { pid: 7, started: 9 } });
-    let stuck = stage.ask(gpus(2));
-    stage.ask(Request { hedged: true, ..whole() });
+    test.apply_ok(PoolCommand::SetPolicies { policies: Box::new(rules) });
+    let shared = test.request(owned("alice", Request { cpus: cpus(4), ..part(300) }));
+    test.request(by(Placement::Fgd, part(200)));
+    let held = test.request(owned("bob", whole()));
+    let token = test.token(held);
+    test.apply_ok(PoolCommand::Attach { lease: held, token, holder: LeaseHolder::Process { pid: 7, started: 9 } });
+    let stuck = test.request(gpus(2));
+    test.request(Request { hedged: true, ..whole() });
     for _ in 0..3 {
-        stage.ask(owned("alice", Request { host_memory: gib(1), ..whole() }));
+        test.request(owned("alice", Request { host_memory: gib(1), ..whole() }));
     }
-    stage.release(stuck);
-    stage.pass(secs(12));
-    stage.release(shared);
-    let rows = stage.rows.iter().map(serde_json::to_value);
-    let orders = orders(held, token, stuck);
-    let all: Result<_, _> = rows.chain(orders.iter().map(serde_json::to_value)).collect();
+    test.release(stuck);
+    test.advance(secs(12));
+    test.release(shared);
+    let rows = test.rows.iter().map(serde_json::to_value);
+    let sample_commands = sample_commands(held, token, stuck);
+    let all: Result<_, _> = rows.chain(sample_commands.iter().map(serde_json::to_value)).collect();
     all.expect("rows and commands are JSON")
 }
 
-/// Commands of every kind, to be spoiled too.
-fn orders(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<PoolCommand> {
+/// Commands of every kind, to be corrupted too.
+fn sample_commands(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<PoolCommand> {
     let (device, at, grace) = (DeviceId(0), PoolTime(2_000_000), Millis(5));
     let class = TaskClass { cpus: cpus(1), share: HALF, gpus: 1, models: "H100|V100".into() };
     let link = DeviceLink { a: GpuId(0), b: GpuId(2), kind: LinkKind::NvLink(4) };
@@ -73,16 +73,16 @@ fn orders(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<PoolCommand> {
     ]
 }
 
-/// One thing wrong with one value somewhere.
+/// Corruption of one value.
 #[derive(Debug, Clone)]
-enum Spoil {
+enum Corruption {
     Put(Value),
     CopyFrom(Index, Vec<Index>),
     Remove,
     Repeat,
 }
 
-fn spoil() -> impl Strategy<Value = Spoil> {
+fn corruption() -> impl Strategy<Value = Corruption> {
     let odd = prop::sample::select(vec![
         json!(0),
         json!(1),
@@ -110,10 +110,10 @@ fn spoil() -> impl Strategy<Value = Spoil> {
         json!("fgd"),
     ]);
     prop_oneof![
-        6 => odd.prop_map(Spoil::Put),
-        2 => (any::<Index>(), path()).prop_map(|(row, path)| Spoil::CopyFrom(row, path)),
-        1 => Just(Spoil::Remove),
-        1 => Just(Spoil::Repeat),
+        6 => odd.prop_map(Corruption::Put),
+        2 => (any::<Index>(), path()).prop_map(|(row, path)| Corruption::CopyFrom(row, path)),
+        1 => Just(Corruption::Remove),
+        1 => Just(Corruption::Repeat),
     ]
 }
 
@@ -121,8 +121,8 @@ fn path() -> impl Strategy<Value = Vec<Index>> {
     prop::collection::vec(any::<Index>(), 1..7)
 }
 
-/// The value a path leads to: at each step one of the children, until there are none.
-fn follow<'a>(value: &'a mut Value, path: &[Index]) -> &'a mut Value {
+/// Returns the value at a path: at each step one of the children, until there are none.
+fn value_at<'a>(value: &'a mut Value, path: &[Index]) -> &'a mut Value {
     let children = value.as_array().map_or(0, Vec::len) + value.as_object().map_or(0, serde_json::Map::len);
     let Some((step, rest)) = path.split_first().filter(|_| children > 0) else { return value };
     let child = match value {
@@ -130,23 +130,23 @@ fn follow<'a>(value: &'a mut Value, path: &[Index]) -> &'a mut Value {
         Value::Object(fields) => fields.values_mut().nth(step.index(children)),
         _ => None,
     };
-    follow(child.expect("a value with children has this one"), rest)
+    value_at(child.expect("a value with children has this one"), rest)
 }
 
-fn apply_spoil(rows: &mut Vec<Value>, row: &Index, path: &[Index], spoil: Spoil) {
+fn apply_corruption(rows: &mut Vec<Value>, row: &Index, path: &[Index], corruption: Corruption) {
     if rows.is_empty() {
         return;
     }
     let at = row.index(rows.len());
-    match spoil {
-        Spoil::Put(value) => *follow(&mut rows[at], path) = value,
-        Spoil::CopyFrom(other, from) => {
+    match corruption {
+        Corruption::Put(value) => *value_at(&mut rows[at], path) = value,
+        Corruption::CopyFrom(other, from) => {
             let other = other.index(rows.len());
-            let copied = follow(&mut rows[other], &from).clone();
-            *follow(&mut rows[at], path) = copied;
+            let copied = value_at(&mut rows[other], &from).clone();
+            *value_at(&mut rows[at], path) = copied;
         }
-        Spoil::Remove => drop(rows.remove(at)),
-        Spoil::Repeat => rows.push(rows[at].clone()),
+        Corruption::Remove => drop(rows.remove(at)),
+        Corruption::Repeat => rows.push(rows[at].clone()),
     }
 }
 
@@ -155,16 +155,16 @@ fn lines(rows: &[Value]) -> String {
 }
 
 proptest! {
-    // What fails is printed in full, which is all it takes to make a test of it.
+    // Failures are printed in full, which is enough to write a test.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn spoiled_rows_do_not_stop_the_pool(
-        spoils in prop::collection::vec((any::<Index>(), path(), spoil()), 1..8),
+    fn corrupted_rows_do_not_stop_the_pool(
+        corruptions in prop::collection::vec((any::<Index>(), path(), corruption()), 1..8),
     ) {
-        let mut rows = honest();
-        for (row, path, spoil) in spoils {
-            apply_spoil(&mut rows, &row, &path, spoil);
+        let mut rows = valid_lines();
+        for (row, path, corruption) in corruptions {
+            apply_corruption(&mut rows, &row, &path, corruption);
         }
         fuzzed::rows(lines(&rows).as_bytes());
     }
@@ -176,13 +176,13 @@ proptest! {
 }
 
 #[test]
-fn the_rows_that_are_spoiled_are_honest_before() {
-    let honest = honest();
-    for line in &honest {
+fn the_rows_to_corrupt_are_valid() {
+    let valid = valid_lines();
+    for line in &valid {
         let row = serde_json::from_value::<PoolRow>(line.clone());
         assert!(row.is_ok() || serde_json::from_value::<PoolCommand>(line.clone()).is_ok(), "{line}");
     }
-    fuzzed::rows(lines(&honest).as_bytes());
+    fuzzed::rows(lines(&valid).as_bytes());
 }
 
 #[test]
@@ -196,6 +196,6 @@ fn rows_written_by_the_first_schema_can_still_be_read() {
 
 #[test]
 #[ignore = "prints the rows and commands above: for a new fixture after a change of the schema, and as seeds"]
-fn print_honest_rows() {
-    print!("{}", lines(&honest()));
+fn print_valid_rows() {
+    print!("{}", lines(&valid_lines()));
 }

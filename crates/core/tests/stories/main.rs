@@ -1,4 +1,4 @@
-//! Stories about a pool, by what they are about, and texts from outside that it must survive.
+//! Tests of the pool by topic, and fuzzed input that it must survive.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

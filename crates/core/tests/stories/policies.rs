@@ -1,4 +1,4 @@
-//! Rules an operator sets: which requests they cover, what they refuse, and that the decision names them.
+//! Policies: requests that they match, rules that they enforce, and decisions that name them.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use gpupool_core::{
     RequestPolicy, RequestSize, RequestedAmount, Share, Unsatisfiable,
 };
 
-/// Which rule of `rules` refuses `request` on a box of four.
+/// Returns the rule of `rules` that denies `request` on a node with four GPUs.
 fn broken(rules: RequestPolicy, request: Request) -> Option<PolicyViolation> {
     let name = rules.name.clone();
-    match Stage::under(policies([rules]), 4).try_ask(request) {
+    match PoolFixture::under(policies([rules]), 4).try_request(request) {
         Ok(_) => None,
         Err(CommandDenied::Policy { policy, rule }) => {
             assert_eq!(policy, name);
@@ -27,7 +27,7 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 }
 
 #[test]
-fn the_usual_rules_are_a_tenth_at_least_one_gpu_and_ten_to_a_device() {
+fn the_default_policy_sets_minimum_share_gpus_and_allocations() {
     let rules = RequestPolicy::default;
     assert_eq!(broken(rules(), part(99)), Some(PolicyViolation::MinShare { asked: Share(99), least: Share(100) }));
     assert_eq!(broken(rules(), part(100)), None);
@@ -77,58 +77,58 @@ fn isolation_may_be_limited_to_some_kinds() {
 }
 
 #[test]
-fn a_max_duration_refuses_longer_ones_and_is_set_where_none_is_asked_for() {
+fn a_policys_max_duration_is_limit_and_default() {
     let rules = || RequestPolicy { max_duration: Some(mins(30)), ..policy("short") };
     let longer = Request { max_duration: Some(mins(31)), ..whole() };
     assert_eq!(broken(rules(), longer), Some(PolicyViolation::MaxDuration { asked: mins(31), most: mins(30) }));
 
-    let mut stage = Stage::under(policies([rules()]), 2);
-    let unsaid = stage.ask(whole());
-    let shorter = stage.ask(Request { max_duration: Some(mins(10)), ..whole() });
-    assert_eq!(stage.lease(unsaid).hard_end, Some(stage.now.after(mins(30))));
-    assert_eq!(stage.lease(shorter).hard_end, Some(stage.now.after(mins(10))));
-    stage.pass_asking(mins(30));
-    assert_eq!(stage.cause(unsaid), Some(EndCause::MaxDurationPassed));
+    let mut test = PoolFixture::under(policies([rules()]), 2);
+    let unsaid = test.request(whole());
+    let shorter = test.request(Request { max_duration: Some(mins(10)), ..whole() });
+    assert_eq!(test.lease(unsaid).hard_end, Some(test.now.after(mins(30))));
+    assert_eq!(test.lease(shorter).hard_end, Some(test.now.after(mins(10))));
+    test.advance_with_heartbeats(mins(30));
+    assert_eq!(test.cause(unsaid), Some(EndCause::MaxDurationPassed));
 }
 
 #[test]
 fn a_node_selector_keeps_requests_on_nodes_with_those_labels() {
     let zone = |name: &str, zone: &str| NodeFacts { labels: labels(&[("zone", zone)]), ..node(name) };
     let rules = |zone| RequestPolicy { node_selector: Arc::new(labels(&[("zone", zone)])), ..policy("zoned") };
-    let mut stage = Stage::with(Default::default(), policies([rules("west")]));
-    stage.add(zone("a", "east"), devices("a", 4));
-    stage.add(zone("b", "west"), devices("b", 1));
-    assert_eq!(stage.place(whole()), [4]);
-    let second = stage.ask(whole());
-    assert!(stage.is_queued(second), "the free ones are in the east");
-    stage.run(PoolCommand::SetPolicies { policies: Box::new(policies([rules("north")])) });
-    assert_eq!(stage.refused(whole()), CommandDenied::Unsatisfiable(Unsatisfiable::NothingSelected));
+    let mut test = PoolFixture::with(Default::default(), policies([rules("west")]));
+    test.add_node(zone("a", "east"), devices("a", 4));
+    test.add_node(zone("b", "west"), devices("b", 1));
+    assert_eq!(test.place(whole()), [4]);
+    let second = test.request(whole());
+    assert!(test.is_queued(second), "the free ones are in the east");
+    test.apply_ok(PoolCommand::SetPolicies { policies: Box::new(policies([rules("north")])) });
+    assert_eq!(test.expect_denied(whole()), CommandDenied::Unsatisfiable(Unsatisfiable::NothingSelected));
 }
 
 #[test]
 fn ten_leases_to_a_device_are_enough_though_share_is_left() {
     let rules = RequestPolicy { min_share: None, ..RequestPolicy::default() };
-    let mut stage = Stage::under(policies([rules]), 1);
+    let mut test = PoolFixture::under(policies([rules]), 1);
     for _ in 0..10 {
-        let lease = stage.ask(part(10));
-        assert!(stage.is_active(lease));
+        let lease = test.request(part(10));
+        assert!(test.is_active(lease));
     }
-    let eleventh = stage.ask(part(10));
-    assert!(stage.is_queued(eleventh));
-    stage.release(gpupool_core::LeaseId(0));
-    assert!(stage.is_active(eleventh));
+    let eleventh = test.request(part(10));
+    assert!(test.is_queued(eleventh));
+    test.release(gpupool_core::LeaseId(0));
+    assert!(test.is_active(eleventh));
 }
 
 #[test]
-fn a_place_among_equals_is_the_part_that_so_many_sharers_leave() {
+fn an_equal_share_is_one_nth_of_a_device() {
     let rules = RequestPolicy { max_allocations: Some(4), ..policy("four to a device") };
-    let mut stage = Stage::under(policies([rules]), 1);
+    let mut test = PoolFixture::under(policies([rules]), 1);
     for _ in 0..4 {
-        let lease = stage.ask(Request { amount: RequestedAmount::Shared, ..whole() });
-        assert_eq!(stage.lease(lease).promises[0].share, Share(250));
+        let lease = test.request(Request { amount: RequestedAmount::Shared, ..whole() });
+        assert_eq!(test.lease(lease).promises[0].share, Share(250));
     }
-    let fifth = stage.ask(Request { amount: RequestedAmount::Shared, ..whole() });
-    assert!(stage.is_queued(fifth));
+    let fifth = test.request(Request { amount: RequestedAmount::Shared, ..whole() });
+    assert!(test.is_queued(fifth));
 }
 
 #[test]
@@ -137,7 +137,8 @@ fn the_first_policy_that_covers_a_request_is_its_policy_and_the_decision_names_i
     let owners = PolicyMatch { owners: vec!["alice".into()], ..PolicyMatch::default() };
     let sizes = PolicyMatch { sizes: vec![RequestSize::Several], ..PolicyMatch::default() };
     let labelled = PolicyMatch { labels: labels(&[("team", "vision")]), ..PolicyMatch::default() };
-    let mut stage = Stage::under(policies([only("alice", owners), only("large", sizes), only("vision", labelled)]), 8);
+    let mut test =
+        PoolFixture::under(policies([only("alice", owners), only("large", sizes), only("vision", labelled)]), 8);
     let vision = Request { labels: Arc::new(labels(&[("team", "vision"), ("run", "7")])), ..whole() };
     for (request, name) in [
         (owned("alice", whole()), "alice"),
@@ -146,8 +147,8 @@ fn the_first_policy_that_covers_a_request_is_its_policy_and_the_decision_names_i
         (vision, "vision"),
         (whole(), "unlimited"),
     ] {
-        let lease = stage.ask(request);
-        let decision = stage.decision(lease);
+        let lease = test.request(request);
+        let decision = test.decision(lease);
         assert_eq!((&*decision.policy, decision.turn), (name, QueueTurn::OnArrival));
     }
 }
@@ -168,8 +169,8 @@ fn sizes_are_none_a_part_one_or_several() {
 }
 
 #[test]
-fn rules_that_make_no_sense_are_refused_and_the_old_ones_stay() {
-    let mut stage = Stage::of(1);
+fn inconsistent_policies_are_denied_and_the_old_ones_stay() {
+    let mut test = PoolFixture::of(1);
     let fallback = |rules: RequestPolicy| Policies { fallback: rules, ..Policies::default() };
     for (rules, field) in [
         (
@@ -184,58 +185,58 @@ fn rules_that_make_no_sense_are_refused_and_the_old_ones_stay() {
         ),
         (Policies { period: Millis::ZERO, ..Policies::default() }, "period"),
     ] {
-        match stage.apply(PoolCommand::SetPolicies { policies: Box::new(rules) }) {
+        match test.apply(PoolCommand::SetPolicies { policies: Box::new(rules) }) {
             Err(CommandDenied::Invalid(error)) => assert_eq!(error.field, field),
             other => panic!("{field}: {other:?}"),
         }
     }
-    assert_eq!(*stage.pool.policies(), Policies::unlimited());
+    assert_eq!(*test.pool.policies(), Policies::unlimited());
 }
 
 #[test]
-fn new_rules_hold_for_those_who_wait() {
-    let mut stage = Stage::of(1);
-    let holder = stage.ask(owned("alice", whole()));
-    let dev = stage.ask(owned("dev", whole()));
-    let prod = stage.ask(owned("prod", whole()));
+fn new_policies_apply_to_waiting_requests() {
+    let mut test = PoolFixture::of(1);
+    let holder = test.request(owned("alice", whole()));
+    let dev = test.request(owned("dev", whole()));
+    let prod = test.request(owned("prod", whole()));
     let boosted = RequestPolicy {
         applies_to: PolicyMatch { owners: vec!["prod".into()], ..PolicyMatch::default() },
         priority_boost: 1,
         strategy: Some(PlacementStrategy::WorstFit),
         ..policy("prod first")
     };
-    stage.run(PoolCommand::SetPolicies { policies: Box::new(policies([boosted])) });
-    stage.release(holder);
-    assert!(stage.is_active(prod) && stage.is_queued(dev));
-    assert_eq!(&*stage.decision(prod).policy, "prod first");
+    test.apply_ok(PoolCommand::SetPolicies { policies: Box::new(policies([boosted])) });
+    test.release(holder);
+    assert!(test.is_active(prod) && test.is_queued(dev));
+    assert_eq!(&*test.decision(prod).policy, "prod first");
 }
 
 #[test]
-fn isolation_a_device_cannot_give_is_refused_with_the_alternatives() {
-    let mut stage = Stage::of(1);
+fn unsupported_isolation_is_refused_with_the_alternatives() {
+    let mut test = PoolFixture::of(1);
     for isolation in [IsolationLevel::Mps, IsolationLevel::Mig] {
-        let refused = stage.refused(Request { isolation, ..part(500) });
+        let refused = test.expect_denied(Request { isolation, ..part(500) });
         assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::Isolation(isolation)));
         assert!(refused.to_string().contains("none and time-slicing"), "{refused}");
     }
-    let lease = stage.ask(Request { isolation: IsolationLevel::TimeSlicing, ..part(500) });
-    assert!(stage.is_active(lease));
+    let lease = test.request(Request { isolation: IsolationLevel::TimeSlicing, ..part(500) });
+    assert!(test.is_active(lease));
 }
 
 #[test]
-fn isolation_goes_to_the_device_that_can_give_it() {
+fn a_request_with_isolation_gets_a_device_that_supports_it() {
     let with = |uuid, isolation| DeviceFacts { isolation, ..device(uuid, "NVIDIA H100", 80) };
-    let mut stage = Stage::empty();
+    let mut test = PoolFixture::empty();
     let mps = IsolationSupport { mps: true, mig: false };
     let mig = IsolationSupport { mps: false, mig: true };
-    stage.add(node("a"), vec![with("plain", IsolationSupport::BASIC), with("mps", mps), with("mig", mig)]);
-    assert_eq!(stage.place(Request { isolation: IsolationLevel::Mps, ..part(500) }), [1]);
-    assert_eq!(stage.place(Request { isolation: IsolationLevel::Mig, ..whole() }), [2]);
-    assert_eq!(stage.pool.node(NodeId(0)).unwrap().devices.len(), 3);
+    test.add_node(node("a"), vec![with("plain", IsolationSupport::BASIC), with("mps", mps), with("mig", mig)]);
+    assert_eq!(test.place(Request { isolation: IsolationLevel::Mps, ..part(500) }), [1]);
+    assert_eq!(test.place(Request { isolation: IsolationLevel::Mig, ..whole() }), [2]);
+    assert_eq!(test.pool.node(NodeId(0)).unwrap().devices.len(), 3);
 }
 
 #[test]
 fn a_refusal_names_the_policy_the_field_the_value_and_what_is_allowed() {
-    let refused = Stage::under(Policies::default(), 1).refused(part(50)).to_string();
+    let refused = PoolFixture::under(Policies::default(), 1).expect_denied(part(50)).to_string();
     assert_eq!(refused, r#"policy "default": fraction: 0.05 is not allowed, it must be at least 0.1"#);
 }

@@ -1,4 +1,4 @@
-//! Whose turn it is: order of arrival, priorities, backfill that delays nobody, quotas and fair share.
+//! Order of requests: arrival, priorities, backfill without delays, quotas and fair share.
 
 use crate::support::*;
 use gpupool_core::{
@@ -6,7 +6,7 @@ use gpupool_core::{
     PoolTime, QueueOrder, QueueTurn, Request, RequestPolicy, Share, Unsatisfiable,
 };
 
-/// Holds its GPU through any story.
+/// Request that holds its GPU through any test.
 fn stays() -> Request {
     Request { ttl: mins(24 * 60), ..whole() }
 }
@@ -19,131 +19,135 @@ fn quota_of(owner: &str, quota: OwnerQuota) -> Policies {
     Policies { quotas: [(owner.into(), quota)].into(), ..Policies::unlimited() }
 }
 
-fn position(stage: &Stage, lease: LeaseId) -> usize {
-    stage.pool.explain(lease).expect("it waits").position
+fn position(test: &PoolFixture, lease: LeaseId) -> usize {
+    test.pool.explain(lease).expect("it waits").position
 }
 
 #[test]
-fn who_came_first_is_served_first() {
-    let mut stage = Stage::of(1);
-    let mut holder = stage.ask(stays());
-    let waiting: Vec<LeaseId> = (0..3).map(|_| stage.ask(stays())).collect();
-    assert_eq!(waiting.iter().map(|lease| position(&stage, *lease)).collect::<Vec<_>>(), [1, 2, 3]);
+fn requests_are_served_in_order_of_arrival() {
+    let mut test = PoolFixture::of(1);
+    let mut holder = test.request(stays());
+    let waiting: Vec<LeaseId> = (0..3).map(|_| test.request(stays())).collect();
+    assert_eq!(waiting.iter().map(|lease| position(&test, *lease)).collect::<Vec<_>>(), [1, 2, 3]);
     for next in waiting {
-        stage.release(holder);
-        assert!(stage.is_active(next));
-        assert_eq!(stage.decision(next).turn, QueueTurn::Next);
+        test.release(holder);
+        assert!(test.is_active(next));
+        assert_eq!(test.decision(next).turn, QueueTurn::Next);
         holder = next;
     }
 }
 
 #[test]
 fn a_new_request_never_overtakes_a_waiting_one_that_could_use_the_same_gpu() {
-    let mut stage = Stage::of(2);
-    let holder = stage.ask(stays());
-    let wants_two = stage.ask(gpus(2));
-    let wants_one = stage.ask(whole());
-    assert_eq!(stage.why(wants_one), "position 2; there is room, but 1 request before it could use it");
-    assert_eq!(stage.refused(Request { queue: false, ..part(100) }), CommandDenied::NoCapacity, "nor does a small one");
-    stage.release(holder);
-    assert!(stage.is_active(wants_two) && stage.is_queued(wants_one));
+    let mut test = PoolFixture::of(2);
+    let holder = test.request(stays());
+    let wants_two = test.request(gpus(2));
+    let wants_one = test.request(whole());
+    assert_eq!(test.wait_reason(wants_one), "position 2; there is room, but 1 earlier request is ahead");
+    assert_eq!(
+        test.expect_denied(Request { queue: false, ..part(100) }),
+        CommandDenied::NoCapacity,
+        "nor does a small one"
+    );
+    test.release(holder);
+    assert!(test.is_active(wants_two) && test.is_queued(wants_one));
 }
 
 #[test]
 fn a_higher_priority_goes_first_and_equal_ones_in_order() {
-    let mut stage = Stage::of(1);
-    let holder = stage.ask(stays());
-    let low = stage.ask(Request { priority: -1, ..whole() });
-    let first = stage.ask(whole());
-    let second = stage.ask(whole());
-    let high = stage.ask(Request { priority: 7, ..whole() });
-    let positions = [high, first, second, low].map(|lease| position(&stage, lease));
+    let mut test = PoolFixture::of(1);
+    let holder = test.request(stays());
+    let low = test.request(Request { priority: -1, ..whole() });
+    let first = test.request(whole());
+    let second = test.request(whole());
+    let high = test.request(Request { priority: 7, ..whole() });
+    let positions = [high, first, second, low].map(|lease| position(&test, lease));
     assert_eq!(positions, [1, 2, 3, 4]);
-    stage.release(holder);
-    assert!(stage.is_active(high));
+    test.release(holder);
+    assert!(test.is_active(high));
 }
 
 #[test]
-fn a_higher_priority_takes_what_a_lower_one_waits_for() {
-    let mut stage = Stage::of(2);
-    stage.ask(stays());
-    stage.ask(gpus(2));
-    let urgent = stage.ask(Request { priority: 1, ..whole() });
-    assert!(stage.is_active(urgent));
+fn a_higher_priority_takes_devices_a_lower_one_waits_for() {
+    let mut test = PoolFixture::of(2);
+    test.request(stays());
+    test.request(gpus(2));
+    let urgent = test.request(Request { priority: 1, ..whole() });
+    assert!(test.is_active(urgent));
 }
 
 #[test]
 fn a_request_passes_others_on_devices_they_could_not_use() {
-    let mut stage = Stage::empty();
-    stage.add(node("a"), vec![device("h", "NVIDIA H100", 80), device("v", "NVIDIA V100", 32)]);
+    let mut test = PoolFixture::empty();
+    test.add_node(node("a"), vec![device("h", "NVIDIA H100", 80), device("v", "NVIDIA V100", 32)]);
     let h100 = |request| Request { select: model("H100"), ..request };
-    stage.ask(h100(stays()));
-    stage.ask(h100(whole()));
-    let other = stage.ask(Request { select: model("V100"), ..whole() });
-    assert_eq!((stage.on(other), stage.decision(other).turn), (vec![1], QueueTurn::PassedOthers));
-    let any = stage.ask(whole());
-    assert!(stage.is_queued(any));
-    stage.release(other);
-    assert_eq!((stage.on(any), stage.decision(any).turn), (vec![1], QueueTurn::PassedOthers));
+    test.request(h100(stays()));
+    test.request(h100(whole()));
+    let other = test.request(Request { select: model("V100"), ..whole() });
+    assert_eq!((test.devices_of(other), test.decision(other).turn), (vec![1], QueueTurn::PassedOthers));
+    let any = test.request(whole());
+    assert!(test.is_queued(any));
+    test.release(other);
+    assert_eq!((test.devices_of(any), test.decision(any).turn), (vec![1], QueueTurn::PassedOthers));
 }
 
 #[test]
-fn a_lease_that_ends_before_the_first_can_start_may_use_what_it_waits_for() {
-    let mut stage = Stage::of(2);
-    stage.ask(held_for(60, whole()));
-    let first = stage.ask(gpus(2));
-    let long = stage.ask(held_for(61, whole()));
-    assert!(stage.is_queued(long), "it would end after the first could start");
-    stage.release(long);
-    let short = stage.ask(held_for(60, whole()));
-    assert_eq!(stage.decision(short).turn, QueueTurn::EndsBeforeOthersStart);
-    stage.pass_asking(mins(60));
-    assert!(stage.is_active(first), "it was not delayed by a minute");
+fn a_lease_that_ends_before_the_first_can_start_may_pass_it() {
+    let mut test = PoolFixture::of(2);
+    test.request(held_for(60, whole()));
+    let first = test.request(gpus(2));
+    let long = test.request(held_for(61, whole()));
+    assert!(test.is_queued(long), "it would end after the first could start");
+    test.release(long);
+    let short = test.request(held_for(60, whole()));
+    assert_eq!(test.decision(short).turn, QueueTurn::EndsBeforeOthersStart);
+    test.advance_with_heartbeats(mins(60));
+    assert!(test.is_active(first), "it was not delayed by a minute");
 }
 
 #[test]
-fn who_waits_already_may_go_early_by_its_max_duration_too() {
-    let mut stage = Stage::of(2);
-    stage.ask(held_for(60, whole()));
-    let quick = stage.ask(held_for(10, whole()));
-    let first = stage.ask(gpus(2));
-    let short = stage.ask(held_for(20, whole()));
-    stage.release(quick);
-    assert!(stage.is_queued(first));
-    assert_eq!(stage.decision(short).turn, QueueTurn::EndsBeforeOthersStart);
+fn a_waiting_short_request_may_start_early_too() {
+    let mut test = PoolFixture::of(2);
+    test.request(held_for(60, whole()));
+    let quick = test.request(held_for(10, whole()));
+    let first = test.request(gpus(2));
+    let short = test.request(held_for(20, whole()));
+    test.release(quick);
+    assert!(test.is_queued(first));
+    assert_eq!(test.decision(short).turn, QueueTurn::EndsBeforeOthersStart);
 }
 
 #[test]
-fn nobody_goes_early_while_the_first_ones_start_is_not_certain() {
-    let mut stage = Stage::of(2);
-    stage.ask(stays());
-    stage.ask(gpus(2));
-    let short = stage.ask(held_for(1, whole()));
-    assert!(stage.is_queued(short), "the holder may end at any moment");
+fn backfill_needs_a_certain_start_of_the_first_request() {
+    let mut test = PoolFixture::of(2);
+    test.request(stays());
+    test.request(gpus(2));
+    let short = test.request(held_for(1, whole()));
+    assert!(test.is_queued(short), "the holder may end at any moment");
 }
 
 #[test]
 fn an_announced_revocation_makes_a_start_certain() {
-    let mut stage = Stage::of(2);
-    let holder = stage.ask(stays());
-    stage.ask(gpus(2));
-    stage.run(PoolCommand::Revoke { lease: holder, grace: mins(30) });
-    let short = stage.ask(held_for(30, whole()));
-    assert!(stage.is_active(short));
+    let mut test = PoolFixture::of(2);
+    let holder = test.request(stays());
+    test.request(gpus(2));
+    test.apply_ok(PoolCommand::Revoke { lease: holder, grace: mins(30) });
+    let short = test.request(held_for(30, whole()));
+    assert!(test.is_active(short));
 }
 
 #[test]
-fn an_owner_waits_for_its_own_quota_and_others_do_not() {
+fn a_quota_holds_back_its_own_owner_only() {
     let quota = OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() };
-    let mut stage = Stage::under(quota_of("alice", quota), 3);
-    let first = stage.ask(owned("alice", stays()));
-    let second = stage.ask(owned("alice", whole()));
-    assert_eq!(stage.why(second), "position 1; the owner holds 1 of the 1 GPUs it may hold");
-    let bob = stage.ask(owned("bob", gpus(2)));
-    assert!(stage.is_active(bob), "who waits for a quota holds up nobody");
-    stage.release(first);
-    assert!(stage.is_active(second));
-    let refused = stage.refused(owned("alice", gpus(2)));
+    let mut test = PoolFixture::under(quota_of("alice", quota), 3);
+    let first = test.request(owned("alice", stays()));
+    let second = test.request(owned("alice", whole()));
+    assert_eq!(test.wait_reason(second), "position 1; the owner holds 1 of its quota of 1 GPUs");
+    let bob = test.request(owned("bob", gpus(2)));
+    assert!(test.is_active(bob), "a waiter behind its quota blocks no other owner");
+    test.release(first);
+    assert!(test.is_active(second));
+    let refused = test.expect_denied(owned("alice", gpus(2)));
     assert_eq!(
         refused,
         CommandDenied::Unsatisfiable(Unsatisfiable::OverQuota { wanted: Share(2000), quota: Share::WHOLE })
@@ -153,59 +157,62 @@ fn an_owner_waits_for_its_own_quota_and_others_do_not() {
 #[test]
 fn a_quota_counts_parts() {
     let quota = OwnerQuota { held: Some(Share(700)), ..OwnerQuota::default() };
-    let mut stage = Stage::under(quota_of("alice", quota), 2);
-    stage.ask(owned("alice", part(400)));
-    let too_much = stage.ask(owned("alice", part(400)));
-    let fits = stage.ask(owned("alice", part(300)));
-    assert!(stage.is_queued(too_much) && stage.is_active(fits));
+    let mut test = PoolFixture::under(quota_of("alice", quota), 2);
+    test.request(owned("alice", part(400)));
+    let too_much = test.request(owned("alice", part(400)));
+    let fits = test.request(owned("alice", part(300)));
+    assert!(test.is_queued(too_much) && test.is_active(fits));
 }
 
 #[test]
-fn used_up_gpu_hours_come_back_with_the_next_period() {
+fn used_up_gpu_hours_let_the_owner_wait_for_the_next_period() {
     let quota = OwnerQuota { share_hours: Some(1_000), ..OwnerQuota::default() };
-    let mut stage = Stage::under(Policies { period: mins(10 * 60), ..quota_of("alice", quota) }, 1);
-    let first = stage.ask(owned("alice", stays()));
-    stage.pass(HOUR);
-    stage.release(first);
-    let second = stage.ask(owned("alice", whole()));
-    assert_eq!(stage.why(second), "position 1; the owner used up its GPU-hours; the next period starts in 8 h");
-    let bob = stage.ask(owned("bob", whole()));
-    assert!(stage.is_active(bob), "bob's hours are his own");
-    stage.release(bob);
+    let mut test = PoolFixture::under(Policies { period: mins(10 * 60), ..quota_of("alice", quota) }, 1);
+    let first = test.request(owned("alice", stays()));
+    test.advance(HOUR);
+    test.release(first);
+    let second = test.request(owned("alice", whole()));
+    assert_eq!(
+        test.wait_reason(second),
+        "position 1; the owner has used up its GPU-hours; the next period starts in 8 h"
+    );
+    let bob = test.request(owned("bob", whole()));
+    assert!(test.is_active(bob), "bob's hours are his own");
+    test.release(bob);
     let next_period = PoolTime(10 * HOUR.0);
-    stage.pass_asking(Millis(next_period.since(stage.now).0 - 1));
-    assert!(stage.is_queued(second));
-    stage.pass(Millis(1));
-    assert!(stage.is_active(second), "nobody had to ask for it");
+    test.advance_with_heartbeats(Millis(next_period.since(test.now).0 - 1));
+    assert!(test.is_queued(second));
+    test.advance(Millis(1));
+    assert!(test.is_active(second), "without a request in between");
 }
 
 #[test]
-fn fair_share_serves_who_holds_least_for_its_weight() {
+fn fair_share_serves_the_owner_with_the_least_weighted_share() {
     let weight = |weight| OwnerQuota { weight, ..OwnerQuota::default() };
     let rules = Policies {
         queue: QueueOrder::FairShare,
         quotas: [("alice".into(), weight(2)), ("bob".into(), weight(1))].into(),
         ..Policies::unlimited()
     };
-    let mut stage = Stage::under(rules, 6);
-    let holders: Vec<LeaseId> = (0..6).map(|_| stage.ask(stays())).collect();
-    let alice: Vec<LeaseId> = (0..6).map(|_| stage.ask(owned("alice", stays()))).collect();
-    let bob: Vec<LeaseId> = (0..6).map(|_| stage.ask(owned("bob", stays()))).collect();
+    let mut test = PoolFixture::under(rules, 6);
+    let holders: Vec<LeaseId> = (0..6).map(|_| test.request(stays())).collect();
+    let alice: Vec<LeaseId> = (0..6).map(|_| test.request(owned("alice", stays()))).collect();
+    let bob: Vec<LeaseId> = (0..6).map(|_| test.request(owned("bob", stays()))).collect();
     for holder in holders {
-        stage.release(holder);
+        test.release(holder);
     }
-    let active = |leases: &[LeaseId]| leases.iter().filter(|lease| stage.is_active(**lease)).count();
+    let active = |leases: &[LeaseId]| leases.iter().filter(|lease| test.is_active(**lease)).count();
     assert_eq!((active(&alice), active(&bob)), (4, 2), "bob came after all of alice's");
 }
 
 #[test]
-fn first_come_first_served_does_not_look_at_who_asks() {
-    let mut stage = Stage::of(1);
-    let holder = stage.ask(owned("alice", stays()));
-    let alice = stage.ask(owned("alice", whole()));
-    stage.ask(owned("bob", whole()));
-    stage.release(holder);
-    assert!(stage.is_active(alice));
+fn fifo_order_ignores_owners() {
+    let mut test = PoolFixture::of(1);
+    let holder = test.request(owned("alice", stays()));
+    let alice = test.request(owned("alice", whole()));
+    test.request(owned("bob", whole()));
+    test.release(holder);
+    assert!(test.is_active(alice));
 }
 
 #[test]
@@ -215,120 +222,121 @@ fn a_policy_can_raise_the_priority_of_an_owner() {
         priority_boost: 100,
         ..policy("prod")
     };
-    let mut stage = Stage::under(policies([boosted]), 1);
-    let holder = stage.ask(stays());
-    let dev = stage.ask(Request { priority: 50, ..owned("dev", whole()) });
-    let prod = stage.ask(owned("prod", whole()));
-    assert_eq!((position(&stage, prod), position(&stage, dev)), (1, 2));
-    stage.release(holder);
-    assert!(stage.is_active(prod));
+    let mut test = PoolFixture::under(policies([boosted]), 1);
+    let holder = test.request(stays());
+    let dev = test.request(Request { priority: 50, ..owned("dev", whole()) });
+    let prod = test.request(owned("prod", whole()));
+    assert_eq!((position(&test, prod), position(&test, dev)), (1, 2));
+    test.release(holder);
+    assert!(test.is_active(prod));
 }
 
 #[test]
-fn a_waiter_is_told_what_it_needs_what_is_free_and_when_the_first_is_due() {
-    let mut stage = Stage::of(2);
-    stage.ask(held_for(12, whole()));
-    let lease = stage.ask(gpus(2));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 12 min");
-    stage.pass_asking(secs(10));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 12 min");
-    stage.pass_asking(mins(11));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free; first of them due in ≤ 50 s");
+fn the_reason_says_what_is_needed_free_and_due() {
+    let mut test = PoolFixture::of(2);
+    test.request(held_for(12, whole()));
+    let lease = test.request(gpus(2));
+    assert_eq!(test.wait_reason(lease), "position 1; needs 2 free GPUs; 1 is free; the next is due in ≤ 12 min");
+    test.advance_with_heartbeats(secs(10));
+    assert_eq!(test.wait_reason(lease), "position 1; needs 2 free GPUs; 1 is free; the next is due in ≤ 12 min");
+    test.advance_with_heartbeats(mins(11));
+    assert_eq!(test.wait_reason(lease), "position 1; needs 2 free GPUs; 1 is free; the next is due in ≤ 50 s");
 }
 
 #[test]
-fn a_device_is_not_due_when_only_one_of_its_leases_is() {
-    let mut stage = Stage::of(1);
-    stage.ask(held_for(12, part(500)));
-    let stays = stage.ask(Request { ttl: mins(24 * 60), ..part(500) });
-    let lease = stage.ask(whole());
-    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
-    stage.run(PoolCommand::Revoke { lease: stays, grace: mins(30) });
-    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free; first of them due in ≤ 30 min");
+fn a_device_is_due_once_all_its_leases_are() {
+    let mut test = PoolFixture::of(1);
+    test.request(held_for(12, part(500)));
+    let stays = test.request(Request { ttl: mins(24 * 60), ..part(500) });
+    let lease = test.request(whole());
+    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; 0 are free");
+    test.apply_ok(PoolCommand::Revoke { lease: stays, grace: mins(30) });
+    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; 0 are free; the next is due in ≤ 30 min");
 }
 
 #[test]
-fn what_drains_is_not_due_at_any_certain_time() {
-    let mut stage = Stage::draining(1, mins(10));
-    let over = stage.ask(held_for(1, whole()));
-    stage.pass(mins(1));
-    assert!(stage.lease(over).draining);
-    let lease = stage.ask(whole());
-    assert_eq!(stage.why(lease), "position 1; needs 1 free GPU, 0 free");
+fn a_draining_device_has_no_certain_time() {
+    let mut test = PoolFixture::draining(1, mins(10));
+    let over = test.request(held_for(1, whole()));
+    test.advance(mins(1));
+    assert!(test.lease(over).draining);
+    let lease = test.request(whole());
+    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; 0 are free");
 }
 
 #[test]
-fn nobody_goes_early_past_a_waiter_whose_devices_were_renumbered_meanwhile() {
+fn backfill_respects_waiters_after_device_kinds_changed() {
     let v100 = |name: &str| device(name, "NVIDIA V100", 32);
-    let mut stage = Stage::empty();
-    stage.add(node("a"), vec![v100("v0"), v100("v1")]);
-    stage.add(node("b"), devices("b", 2));
+    let mut test = PoolFixture::empty();
+    test.add_node(node("a"), vec![v100("v0"), v100("v1")]);
+    test.add_node(node("b"), devices("b", 2));
     let on = |select, request| Request { select, ..request };
-    stage.ask(held_for(60, on(model("V100"), gpus(2))));
-    stage.ask(on(model("H100"), stays()));
-    let ends = stage.ask(on(model("H100"), stays()));
-    let any_two = stage.ask(gpus(2));
-    let two_h100 = stage.ask(on(model("H100"), gpus(2)));
-    // One V100 turns out to be different: kinds of devices are counted anew while everybody waits.
+    test.request(held_for(60, on(model("V100"), gpus(2))));
+    test.request(on(model("H100"), stays()));
+    let ends = test.request(on(model("H100"), stays()));
+    let any_two = test.request(gpus(2));
+    let two_h100 = test.request(on(model("H100"), gpus(2)));
+    // One V100 turns out to be different: device kinds are computed again while requests wait.
     let labelled = DeviceFacts { labels: [("slot".into(), "2".into())].into(), ..v100("v1") };
-    stage.see(node("a"), vec![v100("v0"), labelled]);
-    stage.release(ends);
-    assert!(stage.is_queued(any_two) && stage.is_queued(two_h100));
-    let short = stage.ask(held_for(30, whole()));
-    assert!(stage.is_queued(short), "two H100 may be free at any moment, and somebody waits for them");
+    test.register_node(node("a"), vec![v100("v0"), labelled]);
+    test.release(ends);
+    assert!(test.is_queued(any_two) && test.is_queued(two_h100));
+    let short = test.request(held_for(30, whole()));
+    assert!(test.is_queued(short), "two H100 may be free at any moment, and a request waits for them");
 }
 
 #[test]
-fn no_time_is_told_where_none_is_certain() {
-    let mut stage = Stage::of(2);
-    stage.ask(stays());
-    let lease = stage.ask(gpus(2));
-    assert_eq!(stage.why(lease), "position 1; needs 2 free GPUs, 1 free");
+fn the_reason_names_no_time_without_a_certain_end() {
+    let mut test = PoolFixture::of(2);
+    test.request(stays());
+    let lease = test.request(gpus(2));
+    assert_eq!(test.wait_reason(lease), "position 1; needs 2 free GPUs; 1 is free");
 }
 
 #[test]
-fn who_does_not_wait_has_nothing_to_explain() {
-    let mut stage = Stage::of(1);
-    let lease = stage.ask(whole());
-    assert_eq!(stage.pool.explain(lease), None);
-    assert_eq!(stage.pool.explain(LeaseId(9)), None);
+fn only_waiting_leases_have_an_explanation() {
+    let mut test = PoolFixture::of(1);
+    let lease = test.request(whole());
+    assert_eq!(test.pool.explain(lease), None);
+    assert_eq!(test.pool.explain(LeaseId(9)), None);
 }
 
 #[test]
-fn a_request_too_choosy_for_every_device_keeps_nobody_from_them() {
-    let mut stage = Stage::of(2);
+fn a_request_above_its_thresholds_everywhere_claims_no_device() {
+    let mut test = PoolFixture::of(2);
     for device in 0..2 {
-        stage.busy(device, gib(2), percent(0));
+        test.report_load(device, gib(2), percent(0));
     }
     let none_will_do = LoadThresholds { memory: percent(1), utilization: percent(1) };
-    let choosy = stage.ask(Request { thresholds: Some(none_will_do), cpus: cpus(1), ..whole() });
-    let other = stage.ask(careful(Request { cpus: cpus(1), ..whole() }));
-    assert!(stage.is_queued(choosy) && stage.is_active(other));
+    let strict_request = test.request(Request { thresholds: Some(none_will_do), cpus: cpus(1), ..whole() });
+    let other = test.request(careful(Request { cpus: cpus(1), ..whole() }));
+    assert!(test.is_queued(strict_request) && test.is_active(other));
 }
 
 #[test]
-fn a_choosy_request_is_not_passed_on_the_device_it_wants() {
-    let mut stage = Stage::of(2);
-    let holder = stage.ask(Request { select: named(0), ..whole() });
-    stage.busy(1, gib(2), percent(0));
+fn a_request_with_strict_thresholds_claims_the_device_below_them() {
+    let mut test = PoolFixture::of(2);
+    let holder = test.request(Request { select: named(0), ..whole() });
+    test.report_load(1, gib(2), percent(0));
     let strict = LoadThresholds { memory: percent(1), utilization: percent(1) };
-    stage.pass(Millis(1));
-    stage.idle(0);
-    let choosy = stage.ask(Request { thresholds: Some(strict), ..whole() });
-    assert_eq!(stage.place(whole()), [1], "the busy one is nobody's");
-    let last = stage.ask(whole());
-    stage.release(holder);
-    assert!(stage.is_active(choosy) && stage.is_queued(last));
+    test.advance(Millis(1));
+    test.report_idle(0);
+    let strict_request = test.request(Request { thresholds: Some(strict), ..whole() });
+    assert_eq!(test.place(whole()), [1], "the busy device is not claimed");
+    let last = test.request(whole());
+    test.release(holder);
+    assert!(test.is_active(strict_request) && test.is_queued(last));
 }
 
 #[test]
-fn any_number_of_wishes_held_back_by_a_quota_holds_nobody_else_back() {
-    let mut stage = Stage::under(quota_of("hog", OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() }), 2);
-    assert!(!stage.place(owned("hog", whole())).is_empty());
+fn waiters_held_back_by_a_quota_do_not_block_other_owners() {
+    let mut test =
+        PoolFixture::under(quota_of("hog", OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() }), 2);
+    assert!(!test.place(owned("hog", whole())).is_empty());
     for bytes in 1..=1_100 {
-        let waits = stage.ask(owned("hog", memory(gib(1) + gpupool_core::Bytes(bytes))));
-        assert!(stage.is_queued(waits));
+        let waits = test.request(owned("hog", memory(gib(1) + gpupool_core::Bytes(bytes))));
+        assert!(test.is_queued(waits));
     }
-    let other = stage.ask(owned("alice", whole()));
-    assert!(stage.is_active(other));
+    let other = test.request(owned("alice", whole()));
+    assert!(test.is_active(other));
 }

@@ -1,16 +1,16 @@
-//! Several GPUs: all or nothing, on one node, the closest together first.
+//! Several GPUs: all or nothing, on one node, closest together.
 
 use crate::support::*;
 use gpupool_core::{
     CommandDenied, DeviceLink, GpuId, LinkKind, NodeId, PlacementStrategy, PoolCommand, Request, Unsatisfiable,
 };
 
-/// A node of eight: its links are the given pairs, anything else crosses NUMA nodes.
-fn linked(links: &[(u32, u32, LinkKind)]) -> Stage {
-    let mut stage = Stage::of(8);
+/// Returns a node of eight GPUs with these links; all other pairs cross NUMA nodes.
+fn linked(links: &[(u32, u32, LinkKind)]) -> PoolFixture {
+    let mut test = PoolFixture::of(8);
     let links = links.iter().map(|&(a, b, kind)| DeviceLink { a: GpuId(a), b: GpuId(b), kind }).collect();
-    stage.run(PoolCommand::Links { node: NodeId(0), links });
-    stage
+    test.apply_ok(PoolCommand::Links { node: NodeId(0), links });
+    test
 }
 
 fn pairs() -> Vec<(u32, u32, LinkKind)> {
@@ -19,89 +19,89 @@ fn pairs() -> Vec<(u32, u32, LinkKind)> {
 
 #[test]
 fn several_gpus_are_granted_all_or_nothing() {
-    let mut stage = Stage::of(2);
-    let one = stage.ask(whole());
-    let two = stage.ask(gpus(2));
-    assert!(stage.is_queued(two));
-    assert!(stage.on(two).is_empty(), "nothing is held while it waits");
-    assert!(stage.device(1).leases.is_empty());
-    stage.release(one);
-    assert_eq!(stage.on(two), [0, 1]);
+    let mut test = PoolFixture::of(2);
+    let one = test.request(whole());
+    let two = test.request(gpus(2));
+    assert!(test.is_queued(two));
+    assert!(test.devices_of(two).is_empty(), "nothing is held while it waits");
+    assert!(test.device(1).leases.is_empty());
+    test.release(one);
+    assert_eq!(test.devices_of(two), [0, 1]);
 }
 
 #[test]
 fn several_gpus_are_of_one_node_though_another_has_some_free() {
-    let mut stage = Stage::of(2);
-    stage.add(node("b"), devices("b", 2));
-    stage.ask(Request { strategy: Some(PlacementStrategy::FirstFit), ..whole() });
-    assert_eq!(stage.place(gpus(2)), [2, 3]);
-    let split = stage.ask(gpus(2));
-    assert!(stage.is_queued(split), "device 1 is free, alone on its node");
+    let mut test = PoolFixture::of(2);
+    test.add_node(node("b"), devices("b", 2));
+    test.request(Request { strategy: Some(PlacementStrategy::FirstFit), ..whole() });
+    assert_eq!(test.place(gpus(2)), [2, 3]);
+    let split = test.request(gpus(2));
+    assert!(test.is_queued(split), "device 1 is free, alone on its node");
 }
 
 #[test]
-fn more_than_any_node_has_is_refused_with_the_most_there_is() {
-    let mut stage = Stage::of(2);
-    stage.add(node("b"), devices("b", 4));
-    let refused = stage.refused(gpus(5));
+fn more_gpus_than_any_node_has_are_refused_with_the_maximum() {
+    let mut test = PoolFixture::of(2);
+    test.add_node(node("b"), devices("b", 4));
+    let refused = test.expect_denied(gpus(5));
     assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 5, most: 4 }));
     assert_eq!(
         refused.to_string(),
-        "can never be satisfied here: 5 GPUs on one node are asked for, the largest has 4 that match"
+        "this pool can never satisfy the request: 5 GPUs on one node requested; the largest node has 4 that match"
     );
 }
 
 #[test]
 fn only_matching_gpus_count_for_the_largest_node() {
-    let mut stage = Stage::empty();
+    let mut test = PoolFixture::empty();
     let mut mixed = devices("a", 2);
     mixed.push(device("v", "NVIDIA V100", 32));
-    stage.add(node("a"), mixed);
-    let refused = stage.refused(Request { select: model("H100"), ..gpus(3) });
+    test.add_node(node("a"), mixed);
+    let refused = test.expect_denied(Request { select: model("H100"), ..gpus(3) });
     assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 3, most: 2 }));
-    assert_eq!(stage.place(gpus(3)), [0, 1, 2], "without a selection all three will do");
+    assert_eq!(test.place(gpus(3)), [0, 1, 2], "without a selection all three will do");
 }
 
 #[test]
 fn named_gpus_are_counted_by_name() {
-    let mut stage = Stage::of(4);
-    let refused = stage.refused(Request { select: named(3), ..gpus(2) });
+    let mut test = PoolFixture::of(4);
+    let refused = test.expect_denied(Request { select: named(3), ..gpus(2) });
     assert_eq!(refused, CommandDenied::Unsatisfiable(Unsatisfiable::TooManyGpus { wanted: 2, most: 1 }));
 }
 
 #[test]
 fn two_gpus_are_an_nvlink_pair() {
-    let mut stage = linked(&pairs());
-    assert_eq!(stage.place(gpus(2)), [0, 4]);
-    assert_eq!(stage.place(gpus(2)), [1, 5]);
+    let mut test = linked(&pairs());
+    assert_eq!(test.place(gpus(2)), [0, 4]);
+    assert_eq!(test.place(gpus(2)), [1, 5]);
 }
 
 #[test]
-fn a_pair_that_is_broken_is_passed_for_one_that_is_not() {
-    let mut stage = linked(&pairs());
-    stage.ask(Request { select: named(0), ..whole() });
-    stage.ask(Request { select: named(5), ..whole() });
-    assert_eq!(stage.place(gpus(2)), [2, 6]);
+fn an_intact_pair_is_preferred_to_a_broken_one() {
+    let mut test = linked(&pairs());
+    test.request(Request { select: named(0), ..whole() });
+    test.request(Request { select: named(5), ..whole() });
+    assert_eq!(test.place(gpus(2)), [2, 6]);
 }
 
 #[test]
 fn the_widest_nvlink_is_the_closest() {
-    let mut stage = linked(&[(0, 1, LinkKind::NvLink(2)), (6, 7, LinkKind::NvLink(12))]);
-    assert_eq!(stage.place(gpus(2)), [6, 7]);
+    let mut test = linked(&[(0, 1, LinkKind::NvLink(2)), (6, 7, LinkKind::NvLink(12))]);
+    assert_eq!(test.place(gpus(2)), [6, 7]);
 }
 
 #[test]
 fn fewer_xgmi_hops_are_closer() {
-    let mut stage = linked(&[(0, 1, LinkKind::Xgmi(2)), (4, 5, LinkKind::Xgmi(1))]);
-    assert_eq!(stage.place(gpus(2)), [4, 5]);
-    assert_eq!(stage.place(gpus(2)), [0, 1]);
+    let mut test = linked(&[(0, 1, LinkKind::Xgmi(2)), (4, 5, LinkKind::Xgmi(1))]);
+    assert_eq!(test.place(gpus(2)), [4, 5]);
+    assert_eq!(test.place(gpus(2)), [0, 1]);
 }
 
 #[test]
 fn one_numa_node_is_closer_than_two_and_a_switch_is_closer_still() {
     let quad = [(4, 5), (4, 6), (4, 7), (5, 6), (5, 7), (6, 7)].map(|(a, b)| (a, b, LinkKind::SameNuma));
-    let mut stage = linked(&quad);
-    assert_eq!(stage.place(gpus(4)), [4, 5, 6, 7]);
+    let mut test = linked(&quad);
+    assert_eq!(test.place(gpus(4)), [4, 5, 6, 7]);
 
     let mut with_switch = quad.to_vec();
     with_switch.push((6, 7, LinkKind::PcieSwitch));
@@ -111,31 +111,31 @@ fn one_numa_node_is_closer_than_two_and_a_switch_is_closer_still() {
 
 #[test]
 fn without_links_the_lowest_numbers_serve() {
-    assert_eq!(Stage::of(8).place(gpus(3)), [0, 1, 2]);
+    assert_eq!(PoolFixture::of(8).place(gpus(3)), [0, 1, 2]);
 }
 
 #[test]
 fn links_are_not_forgotten_when_another_device_is_found() {
-    let mut stage = linked(&[(6, 7, LinkKind::NvLink(4))]);
-    stage.add(node("a"), devices("a", 9));
-    assert_eq!(stage.place(gpus(2)), [6, 7]);
+    let mut test = linked(&[(6, 7, LinkKind::NvLink(4))]);
+    test.add_node(node("a"), devices("a", 9));
+    assert_eq!(test.place(gpus(2)), [6, 7]);
 }
 
 #[test]
 fn parts_of_several_gpus_are_of_different_gpus() {
-    let mut stage = Stage::of(2);
-    assert_eq!(stage.place(Request { gpus: 2, ..part(400) }), [0, 1]);
-    assert_eq!(stage.place(Request { gpus: 2, ..part(400) }), [0, 1]);
-    let third = stage.ask(Request { gpus: 2, ..part(400) });
-    assert!(stage.is_queued(third));
+    let mut test = PoolFixture::of(2);
+    assert_eq!(test.place(Request { gpus: 2, ..part(400) }), [0, 1]);
+    assert_eq!(test.place(Request { gpus: 2, ..part(400) }), [0, 1]);
+    let third = test.request(Request { gpus: 2, ..part(400) });
+    assert!(test.is_queued(third));
 }
 
 #[test]
 fn best_fit_chooses_the_fullest_node_and_worst_fit_the_emptiest() {
     let nodes = || {
-        let mut stage = Stage::of(8);
-        stage.add(node("b"), devices("b", 4));
-        stage
+        let mut test = PoolFixture::of(8);
+        test.add_node(node("b"), devices("b", 4));
+        test
     };
     assert_eq!(nodes().place(by(PlacementStrategy::BestFit, gpus(2))), [8, 9]);
     assert_eq!(nodes().place(by(PlacementStrategy::WorstFit, gpus(2))), [0, 1]);

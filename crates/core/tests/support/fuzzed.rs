@@ -1,4 +1,4 @@
-//! What must hold for any bytes at all. Run briefly by the fuzz tests here, and for long by the targets in `fuzz/`.
+//! Checks that hold for any bytes. The fuzz tests here run them briefly, the targets in `fuzz/` for longer.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use gpupool_core::{
     PoolSettings, PoolTime, Request, RequestBody,
 };
 
-/// The fields an error about a request may name.
+/// Fields that an error about a request may name.
 const FIELDS: &[&str] = &[
     "gpus",
     "fraction",
@@ -31,12 +31,12 @@ const FIELDS: &[&str] = &[
     "max_duration_secs",
 ];
 
-/// A request body either becomes a request the pool can judge, or an error that names the field.
+/// Checks that a request body becomes a valid request, or an error that names the field.
 pub fn request_body(bytes: &[u8]) {
     let Ok(body) = serde_json::from_slice::<RequestBody>(bytes) else { return };
     let request = match Request::try_from(body) {
         Ok(request) => request,
-        Err(error) => return names_a_field(&error),
+        Err(error) => return assert_names_field(&error),
     };
     assert_eq!(request.validate(), Ok(()), "what comes of a body is valid");
     let written = serde_json::to_string(&request).expect("a request is JSON");
@@ -45,16 +45,16 @@ pub fn request_body(bytes: &[u8]) {
 
     for policies in [Policies::default(), Policies::unlimited()] {
         let mut pool = Pool::new(PoolSettings::default(), policies);
-        ask_and_end(&mut pool, PoolTime(0), request.clone());
+        request_and_release(&mut pool, PoolTime(0), request.clone());
     }
 }
 
-fn names_a_field(error: &FieldError) {
-    assert!(FIELDS.contains(&error.field), "{error}: nobody knows a field {:?}", error.field);
-    assert!(!error.allowed.is_empty(), "{error}: what is allowed?");
+fn assert_names_field(error: &FieldError) {
+    assert!(FIELDS.contains(&error.field), "{error}: unknown field {:?}", error.field);
+    assert!(!error.allowed.is_empty(), "{error}: no allowed values");
 }
 
-/// Rows and commands, one JSON value a line: whatever they say, the pool comes up, keeps its books and goes on.
+/// Checks that a pool restores from any rows and commands (one JSON value per line) and works on.
 pub fn rows(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut rows = Vec::new();
@@ -68,11 +68,11 @@ pub fn rows(bytes: &[u8]) {
     }
     for drain in [DrainMode::AtOnce, DrainMode::WhenGone { patience: Millis::from_secs(10) }] {
         let settings = PoolSettings { drain, reading_max_age: Some(Millis::from_secs(60)) };
-        goes_on(settings, rows.clone(), commands.clone());
+        apply_and_end(settings, rows.clone(), commands.clone());
     }
 }
 
-fn goes_on(settings: PoolSettings, rows: Vec<PoolRow>, commands: Vec<PoolCommand>) {
+fn apply_and_end(settings: PoolSettings, rows: Vec<PoolRow>, commands: Vec<PoolCommand>) {
     let mut now = PoolTime(1_000_000);
     let (mut pool, bad) = Pool::restore(settings, Policies::unlimited(), now, rows);
     check(&pool, &format!("the restore, which complained of {bad:?}"));
@@ -87,7 +87,7 @@ fn goes_on(settings: PoolSettings, rows: Vec<PoolRow>, commands: Vec<PoolCommand
         let devices = node.devices.iter().filter_map(|id| pool.device(*id)).map(|view| (*view.facts).clone()).collect();
         apply(&mut pool, now, PoolCommand::NodeSeen { facts: node.facts, devices, numbers: Vec::new() });
     }
-    let token = ask_and_end(&mut pool, now, Request::default());
+    let token = request_and_release(&mut pool, now, Request::default());
     assert!(token.is_none_or(|token| Some(token) > tokens_before), "token {token:?} after {tokens_before:?}");
     for _ in 0..20 {
         let Some(due) = pool.next_deadline() else { break };
@@ -97,8 +97,8 @@ fn goes_on(settings: PoolSettings, rows: Vec<PoolRow>, commands: Vec<PoolCommand
     end_everything(&mut pool, now);
 }
 
-/// Asks on a node of its own, looks at what came of it, and gives it back.
-fn ask_and_end(pool: &mut Pool, now: PoolTime, request: Request) -> Option<gpupool_core::Token> {
+/// Requests on a new node, checks the lease, and releases it.
+fn request_and_release(pool: &mut Pool, now: PoolTime, request: Request) -> Option<gpupool_core::Token> {
     let own = NodeFacts {
         name: "a node of its own".into(),
         cpus: MilliCpus(64_000),
@@ -107,9 +107,9 @@ fn ask_and_end(pool: &mut Pool, now: PoolTime, request: Request) -> Option<gpupo
     };
     let devices = super::devices("own", 2);
     apply(pool, now, PoolCommand::NodeSeen { facts: own, devices, numbers: Vec::new() });
-    let (answer, _) = pool.apply(now, PoolCommand::Request { request: Arc::new(request), key: None });
+    let (reply, _) = pool.apply(now, PoolCommand::Request { request: Arc::new(request), key: None });
     check(pool, "a request");
-    let Ok(gpupool_core::CommandReply::Lease(lease)) = answer else { return None };
+    let Ok(gpupool_core::CommandReply::Lease(lease)) = reply else { return None };
     assert_eq!(pool.explain(lease).is_some(), pool.lease(lease).is_some_and(|l| l.state == LeaseState::Queued));
     let token = pool.lease(lease).and_then(|lease| lease.token);
     apply(pool, now, PoolCommand::Release { lease });
@@ -123,7 +123,7 @@ fn end_everything(pool: &mut Pool, now: PoolTime) {
         apply(pool, now, PoolCommand::Release { lease });
         apply(pool, now, PoolCommand::Drained { lease });
     }
-    // What waited was served by what was freed: end that too.
+    // Waiters were served by the freed devices: end those too.
     let leases: Vec<_> = pool.leases().map(|lease| lease.id).collect();
     for lease in leases {
         apply(pool, now, PoolCommand::Release { lease });
@@ -135,9 +135,9 @@ fn end_everything(pool: &mut Pool, now: PoolTime) {
 }
 
 fn apply(pool: &mut Pool, now: PoolTime, command: PoolCommand) {
-    let told = format!("{command:?}");
+    let text = format!("{command:?}");
     let _denied_or_not = pool.apply(now, command);
-    check(pool, &told);
+    check(pool, &text);
 }
 
 fn check(pool: &Pool, after: &str) {

@@ -1,9 +1,9 @@
-//! A small stage for stories about a pool: make nodes, ask, let time pass, read, and look.
+//! A pool for tests: add nodes, request, advance the clock, report readings, and check.
 //!
-//! Every command is followed by the pool's own sanity check, and every row it leaves is kept, so that any story can
-//! restart the pool and go on.
+//! Every command is followed by the pool's own invariant check, and all its rows are stored, so that any test can
+//! restart the pool.
 
-// Each story is a crate of its own and uses its own part of this.
+// Each test crate uses its own part of this.
 #![allow(dead_code)]
 
 pub mod fuzzed;
@@ -38,42 +38,42 @@ pub fn mins(n: u64) -> Millis {
     Millis::from_mins(n)
 }
 
-/// One whole GPU, thresholds not judged.
+/// Request for one whole GPU, without thresholds.
 pub fn whole() -> Request {
     Request::default()
 }
 
-/// So many whole GPUs.
+/// Request for several whole GPUs.
 pub fn gpus(n: u16) -> Request {
     Request { gpus: n, ..whole() }
 }
 
-/// So many thousandths of a GPU.
+/// Request for thousandths of a GPU.
 pub fn part(share: u32) -> Request {
     Request { amount: RequestedAmount::Share(Share(share)), ..whole() }
 }
 
-/// A part of a GPU by its memory.
+/// Request for a part of a GPU by memory.
 pub fn memory(bytes: Bytes) -> Request {
     Request { amount: RequestedAmount::Memory(bytes), ..whole() }
 }
 
-/// Host CPUs only.
+/// Request for host CPUs only.
 pub fn host(cpus: MilliCpus) -> Request {
     Request { gpus: 0, cpus, ..whole() }
 }
 
-/// Only the device with this number.
+/// Selector of the device with this number.
 pub fn named(gpu_id: u32) -> Arc<DeviceSelector> {
     Arc::new(DeviceSelector { gpu_ids: vec![GpuId(gpu_id)], ..DeviceSelector::default() })
 }
 
-/// Only this model.
+/// Selector of this model.
 pub fn model(name: &str) -> Arc<DeviceSelector> {
     Arc::new(DeviceSelector { models: vec![name.into()], ..DeviceSelector::default() })
 }
 
-/// The same request with the default thresholds: 80 % memory, 90 % utilization.
+/// Adds the default thresholds: 80 % memory, 90 % utilization.
 pub fn careful(request: Request) -> Request {
     Request { thresholds: Some(LoadThresholds::default()), ..request }
 }
@@ -86,7 +86,7 @@ pub fn owned(owner: &str, request: Request) -> Request {
     Request { owner: owner.into(), ..request }
 }
 
-/// An NVIDIA device with so much memory and nothing kept by the driver.
+/// Returns an NVIDIA device with this memory and no driver reserve.
 pub fn device(uuid: &str, model: &str, memory_gib: u64) -> DeviceFacts {
     DeviceFacts {
         identity: DeviceIdentity::Uuid(uuid.into()),
@@ -99,7 +99,7 @@ pub fn device(uuid: &str, model: &str, memory_gib: u64) -> DeviceFacts {
     }
 }
 
-/// So many alike devices of a node, with 80 GiB each.
+/// Returns equal devices of a node, with 80 GiB each.
 pub fn devices(node: &str, count: usize) -> Vec<DeviceFacts> {
     (0..count).map(|i| device(&format!("GPU-{node}-{i}"), "NVIDIA H100 80GB HBM3", 80)).collect()
 }
@@ -108,12 +108,12 @@ pub fn node(name: &str) -> NodeFacts {
     NodeFacts { name: name.into(), cpus: cpus(64), memory: gib(512), labels: Default::default() }
 }
 
-/// A policy without rules, for the test to add one.
+/// Returns a policy without rules, for the test to add one.
 pub fn policy(name: &str) -> RequestPolicy {
     RequestPolicy { name: name.into(), ..RequestPolicy::unlimited() }
 }
 
-/// These policies, and no rules for everybody else.
+/// Returns these policies, without rules for other requests.
 pub fn policies(policies: impl IntoIterator<Item = RequestPolicy>) -> Policies {
     Policies { policies: policies.into_iter().collect(), ..Policies::unlimited() }
 }
@@ -131,159 +131,159 @@ pub fn process_of(lease: LeaseId, memory: Bytes) -> ProcessUsage {
 }
 
 /// A pool and its clock.
-pub struct Stage {
+pub struct PoolFixture {
     pub pool: Pool,
     pub now: PoolTime,
     pub settings: PoolSettings,
-    /// Everything kept so far, in order.
+    /// All rows so far, in order.
     pub rows: Vec<PoolRow>,
-    /// What the last command brought about.
+    /// Effects of the last command.
     pub effects: Vec<PoolEffect>,
 }
 
-impl Stage {
-    /// An empty pool without rules.
+impl PoolFixture {
+    /// Creates an empty pool without rules.
     pub fn empty() -> Self {
         Self::with(PoolSettings::default(), Policies::unlimited())
     }
 
     pub fn with(settings: PoolSettings, policies: Policies) -> Self {
-        // Not at zero, so that "a while ago" exists.
+        // Above zero, so that earlier times exist.
         let now = PoolTime(HOUR.0);
         Self { pool: Pool::new(settings, policies), now, settings, rows: Vec::new(), effects: Vec::new() }
     }
 
-    /// One node with so many alike devices, each read as idle.
+    /// Creates one node with equal devices, each read as idle.
     pub fn of(count: usize) -> Self {
-        let mut stage = Self::empty();
-        stage.add(node("a"), devices("a", count));
-        stage
+        let mut test = Self::empty();
+        test.add_node(node("a"), devices("a", count));
+        test
     }
 
     pub fn under(policies: Policies, count: usize) -> Self {
-        let mut stage = Self::with(PoolSettings::default(), policies);
-        stage.add(node("a"), devices("a", count));
-        stage
+        let mut test = Self::with(PoolSettings::default(), policies);
+        test.add_node(node("a"), devices("a", count));
+        test
     }
 
-    /// As [`Stage::of`], with devices that are free only when processes are gone.
+    /// As [`PoolFixture::of`], with devices that are free only once processes are gone.
     pub fn draining(count: usize, patience: Millis) -> Self {
-        let mut stage = Self::with(
+        let mut test = Self::with(
             PoolSettings { drain: DrainMode::WhenGone { patience }, ..PoolSettings::default() },
             Policies::unlimited(),
         );
-        stage.add(node("a"), devices("a", count));
-        stage
+        test.add_node(node("a"), devices("a", count));
+        test
     }
 
-    /// Puts a node in, each of its devices read as idle.
-    pub fn add(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> NodeId {
-        let (node, ids) = self.see(facts, devices);
+    /// Adds a node with each of its devices read as idle.
+    pub fn add_node(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> NodeId {
+        let (node, ids) = self.register_node(facts, devices);
         for device in ids {
-            self.idle(device.0);
+            self.report_idle(device.0);
         }
         node
     }
 
-    /// Puts a node in; its devices were never read.
-    pub fn see(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
-        match self.run(PoolCommand::NodeSeen { facts, devices, numbers: Vec::new() }) {
+    /// Adds a node; its devices were never read.
+    pub fn register_node(&mut self, facts: NodeFacts, devices: Vec<DeviceFacts>) -> (NodeId, Vec<DeviceId>) {
+        match self.apply_ok(PoolCommand::NodeSeen { facts, devices, numbers: Vec::new() }) {
             CommandReply::Node(node, ids) => (node, ids),
-            other => panic!("a node was seen, and the answer is {other:?}"),
+            other => panic!("a node was seen, and the reply is {other:?}"),
         }
     }
 
     pub fn apply(&mut self, command: PoolCommand) -> Result<CommandReply, CommandDenied> {
-        let told = format!("{command:?}");
-        let (answer, outcome) = self.pool.apply(self.now, command);
+        let text = format!("{command:?}");
+        let (reply, outcome) = self.pool.apply(self.now, command);
         if let Err(broken) = self.pool.check_invariants() {
-            panic!("after {told}: {broken}");
+            panic!("after {text}: {broken}");
         }
         self.rows.extend(outcome.rows);
         self.effects = outcome.effects;
-        answer
+        reply
     }
 
     /// Applies a command that must not be denied.
-    pub fn run(&mut self, command: PoolCommand) -> CommandReply {
-        let told = format!("{command:?}");
-        self.apply(command).unwrap_or_else(|denied| panic!("{told}: {denied}"))
+    pub fn apply_ok(&mut self, command: PoolCommand) -> CommandReply {
+        let text = format!("{command:?}");
+        self.apply(command).unwrap_or_else(|denied| panic!("{text}: {denied}"))
     }
 
-    pub fn try_ask(&mut self, request: Request) -> Result<LeaseId, CommandDenied> {
+    pub fn try_request(&mut self, request: Request) -> Result<LeaseId, CommandDenied> {
         match self.apply(PoolCommand::Request { request: Arc::new(request), key: None })? {
             CommandReply::Lease(lease) => Ok(lease),
-            other => panic!("something was asked for, and the answer is {other:?}"),
+            other => panic!("something was asked for, and the reply is {other:?}"),
         }
     }
 
-    pub fn ask(&mut self, request: Request) -> LeaseId {
-        self.try_ask(request).unwrap_or_else(|denied| panic!("{denied}"))
+    pub fn request(&mut self, request: Request) -> LeaseId {
+        self.try_request(request).unwrap_or_else(|denied| panic!("{denied}"))
     }
 
-    /// Asks, and says on which devices it was granted.
+    /// Requests, and returns the granted devices.
     pub fn place(&mut self, request: Request) -> Vec<u32> {
-        let lease = self.ask(request);
-        self.on(lease)
+        let lease = self.request(request);
+        self.devices_of(lease)
     }
 
-    /// Why a request is refused.
-    pub fn refused(&mut self, request: Request) -> CommandDenied {
-        self.try_ask(request).expect_err("the request must be refused")
+    /// Requests, and returns the denial.
+    pub fn expect_denied(&mut self, request: Request) -> CommandDenied {
+        self.try_request(request).expect_err("the request must be refused")
     }
 
     pub fn release(&mut self, lease: LeaseId) {
-        self.run(PoolCommand::Release { lease });
+        self.apply_ok(PoolCommand::Release { lease });
     }
 
-    /// Lets time pass, waking the pool whenever it wants to be woken.
-    pub fn pass(&mut self, time: Millis) {
+    /// Advances the clock, applying each deadline on time.
+    pub fn advance(&mut self, time: Millis) {
         let end = self.now.after(time);
         let mut effects = Vec::new();
         while let Some(due) = self.pool.next_deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
-            self.run(PoolCommand::Tick);
+            self.apply_ok(PoolCommand::Tick);
             effects.append(&mut self.effects);
         }
         self.now = end;
-        self.run(PoolCommand::Tick);
+        self.apply_ok(PoolCommand::Tick);
         effects.append(&mut self.effects);
         self.effects = effects;
     }
 
-    /// Lets time pass while a waiter goes on asking and a holder goes on renewing.
-    pub fn pass_asking(&mut self, time: Millis) {
+    /// Advances the clock while waiters ask and holders renew.
+    pub fn advance_with_heartbeats(&mut self, time: Millis) {
         let end = self.now.after(time);
         while self.now < end {
             let step = secs(10).min(end.since(self.now));
-            self.pass(step);
+            self.advance(step);
             let live: Vec<(LeaseId, LeaseState, Option<Token>)> =
                 self.pool.leases().map(|lease| (lease.id, lease.state, lease.token)).collect();
             for (lease, state, token) in live {
                 match (state, token) {
-                    (LeaseState::Queued, _) => drop(self.run(PoolCommand::Follow { lease })),
-                    (LeaseState::Active, Some(token)) => drop(self.run(PoolCommand::Renew { lease, token })),
+                    (LeaseState::Queued, _) => drop(self.apply_ok(PoolCommand::Follow { lease })),
+                    (LeaseState::Active, Some(token)) => drop(self.apply_ok(PoolCommand::Renew { lease, token })),
                     _ => {}
                 }
             }
         }
     }
 
-    /// A device reports, one millisecond later than anything before.
-    pub fn read(&mut self, device: u32, change: impl FnOnce(&mut DeviceReading)) {
+    /// Reports a reading one millisecond later than anything before.
+    pub fn report(&mut self, device: u32, change: impl FnOnce(&mut DeviceReading)) {
         self.now = self.now.after(Millis(1));
         let mut reading = DeviceReading::idle(self.now);
         change(&mut reading);
-        self.run(PoolCommand::Observe { device: DeviceId(device), reading });
+        self.apply_ok(PoolCommand::Observe { device: DeviceId(device), reading });
     }
 
-    pub fn idle(&mut self, device: u32) {
-        self.read(device, |_| {});
+    pub fn report_idle(&mut self, device: u32) {
+        self.report(device, |_| {});
     }
 
-    /// A device reports this much in use, by nobody it can name.
-    pub fn busy(&mut self, device: u32, used: Bytes, busy: Percent) {
-        self.read(device, |reading| {
+    /// Reports this load without a process list.
+    pub fn report_load(&mut self, device: u32, used: Bytes, busy: Percent) {
+        self.report(device, |reading| {
             reading.memory_used = ReadingField::Value(used);
             reading.utilization = ReadingField::Value(busy);
             reading.processes = None;
@@ -310,8 +310,8 @@ impl Stage {
         self.lease(lease).decision.clone().expect("a granted lease has a decision")
     }
 
-    /// The devices a lease holds, or drains on.
-    pub fn on(&self, lease: LeaseId) -> Vec<u32> {
+    /// Returns the devices that a lease holds or drains.
+    pub fn devices_of(&self, lease: LeaseId) -> Vec<u32> {
         self.lease(lease).promises.iter().map(|promise| promise.device.0).collect()
     }
 
@@ -323,8 +323,8 @@ impl Stage {
         self.state(lease) == LeaseState::Active
     }
 
-    /// Why a lease waits, in words.
-    pub fn why(&self, lease: LeaseId) -> String {
+    /// Returns the explanation of a wait as text.
+    pub fn wait_reason(&self, lease: LeaseId) -> String {
         self.pool.explain(lease).unwrap_or_else(|| panic!("lease {lease} does not wait")).to_string()
     }
 
@@ -332,7 +332,7 @@ impl Stage {
         self.pool.device(DeviceId(device)).unwrap_or_else(|| panic!("device {device} is not known"))
     }
 
-    /// The pool crashes and comes back from its rows, which were written as JSON; its nodes are not seen yet.
+    /// Restarts the pool from its rows, written as JSON; its nodes are not seen yet.
     pub fn restart(&mut self) -> Vec<RestoreError> {
         let written: Vec<String> =
             self.rows.iter().map(|row| serde_json::to_string(row).expect("a row is JSON")).collect();

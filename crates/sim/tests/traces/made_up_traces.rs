@@ -1,4 +1,4 @@
-//! Replays of the small traces that come with the repository, checked by hand and against each other.
+//! Replays of the small traces in this repository, checked by hand and against each other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn replay(folder: &TraceFolder, trace: &str, seed: u64, strategy: PlacementStrat
     crate::replay(folder, trace, seed, strategy, WorkloadSource::Known)
 }
 
-/// A folder with one trace, `t`, in a fresh place.
+/// Writes a folder with one trace, `t`.
 fn write_traces(name: &str, nodes: &str, types: &str, seed_1: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(root.join("arrivals")).unwrap();
@@ -51,8 +51,8 @@ fn equal_scores_go_to_the_node_of_the_lowest_rank() {
 }
 
 #[test]
-fn a_model_that_others_need_is_left_to_them() {
-    // Half of the demand names M: a strategy that knows sends the rest to N even though M has the lower rank.
+fn a_model_that_other_tasks_need_is_left_to_them() {
+    // Half of the demand names M: a strategy that knows it sends the rest to N, even though M has the lower rank.
     let nodes = "a,16000,1024,2,M\nb,16000,1024,2,N\n";
     let types = "0,1000,64,1,1000,,10\n1,1000,64,1,1000,M,10\n";
     let root = write_traces("named", nodes, types, "0 0 1 1\n0 1\n");
@@ -74,7 +74,7 @@ fn the_same_replay_gives_the_same_figures() {
 }
 
 #[test]
-fn no_strategy_places_more_than_there_is_or_less_than_half() {
+fn every_strategy_uses_between_half_and_all_of_the_capacity() {
     let folder = lab();
     for &strategy in PlacementStrategy::ALL {
         let row = replay(&folder, "lab", 2, strategy);

@@ -1,4 +1,4 @@
-//! Replays of traces: the small ones that come with the repository, and the published ones where they are at hand.
+//! Replays of traces: the small ones in this repository, and the published ones if they are present.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -14,7 +14,7 @@ use gpupool_sim::replay::ReplayResult;
 use gpupool_sim::trace::TraceFolder;
 use gpupool_sim::{NodeOrdering, Scenario, WorkloadSource};
 
-/// The small lab of `examples/traces`.
+/// Opens the small lab of `examples/traces`.
 fn lab() -> TraceFolder {
     TraceFolder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces")).unwrap()
 }

@@ -1,8 +1,8 @@
-//! What strategies reach, row by row: on the small lab of this repository always, and on the traces of the FGD paper where
-//! they are at hand.
+//! Figures of strategies, row by row: on the small lab of this repository always, and on the traces of the FGD paper if
+//! they are present.
 //!
 //! The paper's traces are not part of this repository: the tests look for them in `$GPUPOOL_TRACES` or beside the
-//! repository, and say so when they skip that part.
+//! repository, and report when they skip that part.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ fn paper() -> Option<PathBuf> {
     there.then_some(path)
 }
 
-/// Replays every row of a table of figures; says how many there were.
+/// Replays every row of a table of figures, and returns their number.
 fn check_figures(folder: &TraceFolder, golden: &str) -> usize {
     let mut rows = 0;
     for line in golden.lines().skip(1) {
@@ -51,7 +51,7 @@ fn paper_best_fit_and_fgd_match_every_published_row_to_the_integer() {
     assert_eq!(check_figures(&TraceFolder::open(&path).unwrap(), &golden), 80);
 }
 
-/// The mean over all seeds of what is unallocated when 100 % has arrived.
+/// Returns the mean over all seeds of the unallocated share when 100 % has arrived.
 fn unallocated(folder: &TraceFolder, trace: &str, workload: WorkloadSource) -> f64 {
     let seeds = folder.seeds(trace).unwrap();
     let of = |seed: &u64| replay(folder, trace, *seed, PlacementStrategy::LeastFragmentation, workload).unallocated_100;
@@ -96,7 +96,7 @@ fn learning_the_workload_costs_little() {
 }
 
 #[test]
-fn with_tasks_that_leave_least_fragmentation_is_not_below_fgd() {
+fn least_fragmentation_is_not_below_fgd_when_tasks_leave() {
     let check = |folder: &TraceFolder, traces: &[&str], arrivals: u64| {
         for trace in traces {
             let mean = |strategy| {

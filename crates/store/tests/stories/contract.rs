@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::common::{clock, counters_row, lease_ids, load_rows, open, queued_lease, wall};
-use crate::support::{Stage, owned, part};
+use crate::support::{PoolFixture, owned, part};
 use crate::{StoreBackend, all_backends};
 use gpupool_core::{LeaseId, Millis, PoolRow};
 use gpupool_store::{
@@ -125,18 +125,18 @@ fn a_secret_is_neither_printed_nor_stored() {
 
 /// Batches of a pool in which a lease is granted and released repeatedly.
 fn grant_and_release(count: usize) -> Vec<(Vec<PoolRow>, u64)> {
-    let mut stage = Stage::of(1);
-    let mut batches = vec![(stage.rows.clone(), stage.now.0)];
-    let mut committed = stage.rows.len();
-    let mut add = |stage: &Stage| {
-        batches.push((stage.rows[committed..].to_vec(), stage.now.0));
-        committed = stage.rows.len();
+    let mut fixture = PoolFixture::of(1);
+    let mut batches = vec![(fixture.rows.clone(), fixture.now.0)];
+    let mut committed = fixture.rows.len();
+    let mut add = |fixture: &PoolFixture| {
+        batches.push((fixture.rows[committed..].to_vec(), fixture.now.0));
+        committed = fixture.rows.len();
     };
     for _ in 0..count {
-        let lease = stage.ask(owned("alice", part(100)));
-        add(&stage);
-        stage.release(lease);
-        add(&stage);
+        let lease = fixture.request(owned("alice", part(100)));
+        add(&fixture);
+        fixture.release(lease);
+        add(&fixture);
     }
     batches
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::common::{clock, open};
-use crate::support::{Stage, by, devices, mins, node, owned, part, secs, whole};
+use crate::support::{PoolFixture, by, devices, mins, node, owned, part, secs, whole};
 use gpupool_core::{LeaseId, OwnerQuota, Policies, Pool, PoolCommand, PoolRow, PoolTime, Request, Token};
 use gpupool_store::{LeaseStore, TrailEvent, TrailQuery};
 use proptest::prelude::*;
@@ -41,28 +41,28 @@ fn any_act() -> impl Strategy<Value = StoreAct> {
     ]
 }
 
-/// Performs an operation on the stage; a denial is fine.
-fn perform(stage: &mut Stage, act: &StoreAct) {
+/// Performs an operation on the fixture; a denial is fine.
+fn perform(fixture: &mut PoolFixture, act: &StoreAct) {
     match *act {
-        StoreAct::Ask(owner, 1000) => drop(stage.try_ask(owned(&format!("o{owner}"), whole()))),
+        StoreAct::Ask(owner, 1000) => drop(fixture.try_request(owned(&format!("o{owner}"), whole()))),
         StoreAct::Ask(owner, share) => {
             let request = owned(&format!("o{owner}"), Request { ttl: secs(20), ..part(share) });
             let fgd = by(gpupool_core::PlacementStrategy::Fgd, request.clone());
-            drop(stage.try_ask(if share % 2 == 0 { request } else { fgd }));
+            drop(fixture.try_request(if share % 2 == 0 { request } else { fgd }));
         }
-        StoreAct::Release(lease) => drop(stage.apply(PoolCommand::Release { lease: LeaseId(lease) })),
-        StoreAct::Revoke(lease) => drop(stage.apply(PoolCommand::Revoke { lease: LeaseId(lease), grace: mins(1) })),
-        StoreAct::Pass(time) => stage.pass(secs(time)),
+        StoreAct::Release(lease) => drop(fixture.apply(PoolCommand::Release { lease: LeaseId(lease) })),
+        StoreAct::Revoke(lease) => drop(fixture.apply(PoolCommand::Revoke { lease: LeaseId(lease), grace: mins(1) })),
+        StoreAct::Pass(time) => fixture.advance(secs(time)),
         StoreAct::Node(number) => {
             let name = format!("n{number}");
-            stage.add(node(&name), devices(&name, 2));
+            fixture.add_node(node(&name), devices(&name, 2));
         }
         StoreAct::Quota(owner) => {
             let quota = OwnerQuota { held: None, share_hours: Some(5), weight: 2 };
             let policies = Policies { quotas: [(format!("o{owner}").into(), quota)].into(), ..Policies::unlimited() };
-            stage.run(PoolCommand::SetPolicies { policies: Box::new(policies) });
+            fixture.apply_ok(PoolCommand::SetPolicies { policies: Box::new(policies) });
         }
-        StoreAct::Forget(lease) => stage.rows.push(PoolRow::Forget(LeaseId(lease))),
+        StoreAct::Forget(lease) => fixture.rows.push(PoolRow::Forget(LeaseId(lease))),
         StoreAct::Flush | StoreAct::Read | StoreAct::Reopen => {}
     }
 }
@@ -91,8 +91,8 @@ fn apply_to_model(model: &mut BTreeMap<String, PoolRow>, row: &PoolRow) {
 }
 
 /// State of a restored pool, and its unreadable rows.
-fn describe_pool(stage: &Stage, rows: impl IntoIterator<Item = PoolRow>) -> String {
-    let (pool, mut bad) = Pool::restore(stage.settings, Policies::unlimited(), PoolTime(stage.now.0 + 1), rows);
+fn describe_pool(fixture: &PoolFixture, rows: impl IntoIterator<Item = PoolRow>) -> String {
+    let (pool, mut bad) = Pool::restore(fixture.settings, Policies::unlimited(), PoolTime(fixture.now.0 + 1), rows);
     bad.sort_by_key(ToString::to_string);
     let leases: Vec<_> = pool.leases().collect();
     let (devices, nodes) = (pool.devices().collect::<Vec<_>>(), pool.nodes().collect::<Vec<_>>());
@@ -109,8 +109,8 @@ fn events_in_trail(store: &dyn LeaseStore, batches: &[Vec<StoreAct>]) -> BTreeMa
 }
 
 /// Granted and ended leases in the pool, without those that were forgotten.
-fn events_in_pool(stage: &Stage, batches: &[Vec<StoreAct>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
-    let leases = stage.pool.leases().filter(|lease| !is_forgotten(batches, lease.id));
+fn events_in_pool(fixture: &PoolFixture, batches: &[Vec<StoreAct>]) -> BTreeMap<(LeaseId, bool), Option<Token>> {
+    let leases = fixture.pool.leases().filter(|lease| !is_forgotten(batches, lease.id));
     leases
         .flat_map(|lease| [(lease.granted_at, false), (lease.ended_at, true)].map(|(at, ended)| (lease, at, ended)))
         .filter(|(_, at, _)| at.is_some())
@@ -128,22 +128,22 @@ proptest! {
     #[test]
     fn the_last_row_about_each_entity_is_restored(batches in prop::collection::vec(prop::collection::vec(any_act(), 1..6), 1..8)) {
         let dir = tempdir().unwrap();
-        let mut stage = Stage::of(2);
+        let mut fixture = PoolFixture::of(2);
         let mut model = BTreeMap::new();
         let (mut store, _) = open(dir.path());
         let mut committed = 0;
         for batch in &batches {
             for act in batch {
-                perform(&mut stage, act);
+                perform(&mut fixture, act);
             }
-            store.commit(&stage.rows[committed..], clock(stage.now.0)).unwrap();
-            stage.rows[committed..].iter().for_each(|row| apply_to_model(&mut model, row));
-            committed = stage.rows.len();
+            store.commit(&fixture.rows[committed..], clock(fixture.now.0)).unwrap();
+            fixture.rows[committed..].iter().for_each(|row| apply_to_model(&mut model, row));
+            committed = fixture.rows.len();
             for act in batch {
                 match act {
                     StoreAct::Flush => store.flush().unwrap(),
                     StoreAct::Read => {
-                        let (recorded, known) = (events_in_trail(&store, &batches), events_in_pool(&stage, &batches));
+                        let (recorded, known) = (events_in_trail(&store, &batches), events_in_pool(&fixture, &batches));
                         prop_assert_eq!(recorded, known);
                     }
                     StoreAct::Reopen => {
@@ -156,10 +156,10 @@ proptest! {
         }
         drop(store);
         let (store, rows) = open(dir.path());
-        prop_assert_eq!(events_in_trail(&store, &batches), events_in_pool(&stage, &batches));
+        prop_assert_eq!(events_in_trail(&store, &batches), events_in_pool(&fixture, &batches));
         let found: BTreeMap<String, PoolRow> = rows.iter().map(|row| (entity(row), row.clone())).collect();
         prop_assert_eq!(found.len(), rows.len(), "each thing has one row");
         prop_assert_eq!(&found, &model);
-        prop_assert_eq!(describe_pool(&stage, rows), describe_pool(&stage, model.into_values()));
+        prop_assert_eq!(describe_pool(&fixture, rows), describe_pool(&fixture, model.into_values()));
     }
 }

@@ -5,15 +5,15 @@
 
 use crate::all_backends;
 use crate::common::{clock, lease_ids, load_rows, wall};
-use crate::support::{Stage, gib, gpus, owned, part, secs, whole};
+use crate::support::{PoolFixture, gib, gpus, owned, part, secs, whole};
 use gpupool_core::{DeviceRow, GpuId, LeaseHolder, LeaseId, Millis, PoolCommand, PoolRow, Request, Share};
 use gpupool_store::{
     ClockReading, LeaseStore, TrailEvent, TrailPage, TrailQuery, TrailReader, TrailRecord, UsageDimension, UsageTotal,
 };
 
-/// A stage whose rows are committed to a store.
+/// A fixture whose rows are committed to a store.
 struct RecordedStage {
-    stage: Stage,
+    fixture: PoolFixture,
     store: Box<dyn LeaseStore>,
     reader: Box<dyn TrailReader>,
     committed: usize,
@@ -23,15 +23,15 @@ struct RecordedStage {
     has_buffer: bool,
 }
 
-/// Runs a story on every store. The story begins with its stage.
-fn in_every_store(story: impl Fn(&dyn Fn(Stage) -> RecordedStage)) {
+/// Runs a story on every store. The story begins with its fixture.
+fn in_every_store(story: impl Fn(&dyn Fn(PoolFixture) -> RecordedStage)) {
     for is_flushed in [false, true] {
         for backend in all_backends() {
             let has_buffer = backend.has_buffer();
-            story(&|stage| {
+            story(&|fixture| {
                 let store = backend.open();
                 let reader = store.trail_reader();
-                RecordedStage { stage, store, reader, committed: 0, is_flushed, has_buffer }
+                RecordedStage { fixture, store, reader, committed: 0, is_flushed, has_buffer }
             });
         }
     }
@@ -39,26 +39,26 @@ fn in_every_store(story: impl Fn(&dyn Fn(Stage) -> RecordedStage)) {
 
 impl RecordedStage {
     fn clock(&self) -> ClockReading {
-        clock(self.stage.now.0)
+        clock(self.fixture.now.0)
     }
 
     fn commit(&mut self) {
         let clock = self.clock();
-        self.store.commit(&self.stage.rows[self.committed..], clock).unwrap();
-        self.committed = self.stage.rows.len();
+        self.store.commit(&self.fixture.rows[self.committed..], clock).unwrap();
+        self.committed = self.fixture.rows.len();
     }
 
     /// Requests a lease, and commits the changes.
     fn ask(&mut self, owner: &str, request: Request) -> LeaseId {
-        let lease = self.stage.ask(owned(owner, Request { ttl: secs(3600), ..request }));
+        let lease = self.fixture.request(owned(owner, Request { ttl: secs(3600), ..request }));
         self.commit();
         lease
     }
 
     /// Releases a lease after that many seconds, and commits the changes.
     fn release_after(&mut self, time: u64, lease: LeaseId) {
-        self.stage.pass(secs(time));
-        self.stage.release(lease);
+        self.fixture.advance(secs(time));
+        self.fixture.release(lease);
         self.commit();
     }
 
@@ -94,8 +94,8 @@ fn events(records: &[TrailRecord]) -> Vec<(u64, TrailEvent)> {
 #[test]
 fn a_lease_has_a_record_of_its_grant_and_its_end_with_devices() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(2));
-        let start = recorded.stage.now.0;
+        let mut recorded = record(PoolFixture::of(2));
+        let start = recorded.fixture.now.0;
         let lease = recorded.ask("alice", Request { worker_id: Some("w1".into()), ..part(250) });
         recorded.release_after(10, lease);
         let records = recorded.records();
@@ -119,11 +119,11 @@ fn a_lease_has_a_record_of_its_grant_and_its_end_with_devices() {
 #[test]
 fn a_queued_lease_is_recorded_only_when_abandoned() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(1));
+        let mut recorded = record(PoolFixture::of(1));
         recorded.ask("alice", whole());
         let waits = recorded.ask("bob", whole());
         assert_eq!(events(&recorded.records()), [(0, TrailEvent::Granted)]);
-        recorded.stage.pass(secs(15));
+        recorded.fixture.advance(secs(15));
         recorded.commit();
         let records = recorded.records();
         assert_eq!(events(&records), [(0, TrailEvent::Granted), (waits.0, TrailEvent::Ended)]);
@@ -134,16 +134,16 @@ fn a_queued_lease_is_recorded_only_when_abandoned() {
 #[test]
 fn committing_a_batch_again_adds_nothing() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::draining(2, secs(30)));
+        let mut recorded = record(PoolFixture::draining(2, secs(30)));
         let lease = recorded.ask("alice", whole());
-        let token = recorded.stage.token(lease);
-        recorded.stage.run(PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection });
+        let token = recorded.fixture.token(lease);
+        recorded.fixture.apply_ok(PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection });
         recorded.release_after(5, lease);
-        recorded.stage.run(PoolCommand::Drained { lease });
+        recorded.fixture.apply_ok(PoolCommand::Drained { lease });
         recorded.commit();
         let before = recorded.records();
         assert_eq!(before.len(), 2);
-        recorded.store.commit(&recorded.stage.rows, clock(recorded.stage.now.0 + 60_000)).unwrap();
+        recorded.store.commit(&recorded.fixture.rows, clock(recorded.fixture.now.0 + 60_000)).unwrap();
         assert_eq!(recorded.records(), before);
     });
 }
@@ -151,9 +151,9 @@ fn committing_a_batch_again_adds_nothing() {
 #[test]
 fn a_lease_granted_and_ended_in_one_batch_has_two_records() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(2));
-        let lease = recorded.stage.ask(gpus(2));
-        recorded.stage.release(lease);
+        let mut recorded = record(PoolFixture::of(2));
+        let lease = recorded.fixture.request(gpus(2));
+        recorded.fixture.release(lease);
         recorded.commit();
         let records = recorded.records();
         assert_eq!(events(&records), [(0, TrailEvent::Granted), (0, TrailEvent::Ended)]);
@@ -164,7 +164,7 @@ fn a_lease_granted_and_ended_in_one_batch_has_two_records() {
 #[test]
 fn a_grant_has_the_device_name_of_its_time() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(1));
+        let mut recorded = record(PoolFixture::of(1));
         recorded.commit();
         let first = recorded.ask("alice", part(250));
         assert_eq!(recorded.store.unflushed_batches() > 0, recorded.has_buffer);
@@ -172,7 +172,7 @@ fn a_grant_has_the_device_name_of_its_time() {
             PoolRow::Device(device) => Some(PoolRow::Device(DeviceRow { gpu_id: GpuId(7), ..device.clone() })),
             _ => None,
         };
-        let renamed: Vec<PoolRow> = recorded.stage.rows.iter().filter_map(renamed).collect();
+        let renamed: Vec<PoolRow> = recorded.fixture.rows.iter().filter_map(renamed).collect();
         let clock = recorded.clock();
         recorded.store.commit(&renamed, clock).unwrap();
         let second = recorded.ask("alice", part(250));
@@ -185,12 +185,12 @@ fn a_grant_has_the_device_name_of_its_time() {
 #[test]
 fn a_lease_forgotten_before_it_ended_is_not_held_for_ever() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(1));
+        let mut recorded = record(PoolFixture::of(1));
         let lease = recorded.ask("alice", whole());
-        recorded.stage.pass(secs(10));
+        recorded.fixture.advance(secs(10));
         let clock = recorded.clock();
         recorded.store.commit(&[PoolRow::Forget(lease)], clock).unwrap();
-        recorded.stage.pass(secs(10));
+        recorded.fixture.advance(secs(10));
         assert_eq!(recorded.records()[1].cause.as_deref(), Some("forgotten"));
         assert_eq!(recorded.usage(UsageDimension::Owner, 0)[0].gpu_seconds, 10.0);
     });
@@ -199,12 +199,12 @@ fn a_lease_forgotten_before_it_ended_is_not_held_for_ever() {
 #[test]
 fn a_wall_clock_put_back_does_not_end_a_lease_before_its_grant() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(1));
+        let mut recorded = record(PoolFixture::of(1));
         let lease = recorded.ask("alice", whole());
         let granted = recorded.clock().wall;
-        recorded.stage.release(lease);
-        let back = ClockReading { pool: recorded.stage.now, wall: wall(0) };
-        recorded.store.commit(&recorded.stage.rows[recorded.committed..], back).unwrap();
+        recorded.fixture.release(lease);
+        let back = ClockReading { pool: recorded.fixture.now, wall: wall(0) };
+        recorded.store.commit(&recorded.fixture.rows[recorded.committed..], back).unwrap();
         assert_eq!(recorded.records()[1].ended_at, Some(granted));
     });
 }
@@ -212,8 +212,8 @@ fn a_wall_clock_put_back_does_not_end_a_lease_before_its_grant() {
 #[test]
 fn pages_are_consecutive_and_filters_apply() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(2));
-        let start = recorded.stage.now.0;
+        let mut recorded = record(PoolFixture::of(2));
+        let start = recorded.fixture.now.0;
         for number in 0..5 {
             let lease = recorded.ask(if number % 2 == 0 { "alice" } else { "bob" }, gpus(1 + number % 2));
             recorded.release_after(1, lease);
@@ -259,12 +259,12 @@ fn count_on_gpu(records: &[TrailRecord], gpu_id: u32) -> usize {
 #[test]
 fn usage_counts_held_leases_exactly_within_the_window() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(2));
-        let start = recorded.stage.now.0;
+        let mut recorded = record(PoolFixture::of(2));
+        let start = recorded.fixture.now.0;
         let ended = recorded.ask("alice", part(500));
         recorded.ask("bob", gpus(1));
         recorded.release_after(10, ended);
-        recorded.stage.pass(Millis(2_500));
+        recorded.fixture.advance(Millis(2_500));
         let total = |name: &str, gpu_seconds: f64| UsageTotal {
             name: name.into(),
             leases: 1,
@@ -284,8 +284,8 @@ fn usage_counts_held_leases_exactly_within_the_window() {
 #[test]
 fn old_records_are_removed_and_held_leases_stay() {
     in_every_store(|record| {
-        let mut recorded = record(Stage::of(2));
-        let start = recorded.stage.now.0;
+        let mut recorded = record(PoolFixture::of(2));
+        let start = recorded.fixture.now.0;
         let held = recorded.ask("bob", whole());
         for _ in 0..3 {
             let lease = recorded.ask("alice", whole());

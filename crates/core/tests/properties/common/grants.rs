@@ -1,28 +1,28 @@
-//! Which grants are legal: the request waits, it fits, and nobody who came before is put off.
+//! Legal grants: the request waits, it fits, and it delays no earlier request.
 
 use std::collections::BTreeSet;
 
 use gpupool_core::{DeviceId, DevicePromise, LeaseId, LeaseState, NodeId, PoolTime, Request, Token};
 
-use super::model::{Model, OFFER, ensure};
-use super::turns::{Claims, needs_no_host};
+use super::claims::{CapacityClaims, needs_no_host};
+use super::model::{OFFER_LIFETIME, PoolModel, ensure};
 
-impl Model {
-    /// A newcomer is not made to wait, nor sent away, where it could go without putting anybody off.
+impl PoolModel {
+    /// Checks that a new request waits or is denied only if it would delay an earlier one.
     pub(super) fn check_no_place(&self, id: LeaseId, request: &Request) -> Result<(), String> {
         let sound = self.nodes.iter().all(|(id, node)| {
             let (cpus, memory) = self.host_promised(*id);
             cpus <= node.facts.cpus.0 && memory <= node.facts.memory.0
         });
-        // Of a host that has become too small for its leases nobody knows for certain when it has room.
+        // Free room on a host that shrank below its promises is uncertain.
         let claims = if sound { self.claims_in_the_way(id, request) } else { self.claims_before(id, request) };
-        let place = self.place_off(request, &claims).filter(|_| !self.over_quota(request));
+        let place = self.node_outside(request, &claims).filter(|_| !self.over_quota(request));
         ensure!(place.is_none(), "rule 4: lease {id} ({request:?}) could go at once on node {place:?}");
         Ok(())
     }
 
-    /// A grant is legal where the request waits, it fits, and it delays nobody who came before.
-    pub(super) fn take_grant(
+    /// Checks that a granted request waits, fits, and delays no earlier one.
+    pub(super) fn check_grant(
         &mut self,
         id: LeaseId,
         token: Token,
@@ -39,16 +39,16 @@ impl Model {
         ensure!(!self.over_quota(&request), "lease {id} is granted beyond the quota of {}", request.owner);
 
         let hard_end = self.held_at_most(&request).map(|most| self.now.after(most));
-        let until = [Some(self.now.after(OFFER)), hard_end].into_iter().flatten().min();
+        let until = [Some(self.now.after(OFFER_LIFETIME)), hard_end].into_iter().flatten().min();
         ensure!(offered.is_none() || offered == until, "lease {id} is offered until {offered:?}, not {until:?}");
-        let taken = Claims {
+        let taken = CapacityClaims {
             devices: promises.iter().map(|promise| promise.device).collect(),
             hosts: if needs_no_host(&request) { BTreeSet::new() } else { [node].into() },
         };
         let passed = self.passed_by(id, &request);
         for (waiter, start) in &passed {
             let earlier = &self.leases[waiter].request;
-            let claimed = self.claimed_by(earlier);
+            let claimed = self.claims_of_request(earlier);
             let on_device = !claimed.devices.is_disjoint(&taken.devices);
             let on_host = !claimed.hosts.is_disjoint(&taken.hosts);
             let ends_before = hard_end.is_some_and(|end| start.is_some_and(|start| end <= start));
@@ -81,7 +81,7 @@ impl Model {
     }
 
     fn check_fit(&self, request: &Request, node: NodeId, promises: &[DevicePromise]) -> Result<(), String> {
-        let places = self.could_use(request);
+        let places = self.eligible_nodes(request);
         let parts = places.get(&node).ok_or(format!("{request:?} is put on node {node}, which it cannot use"))?;
         let distinct: BTreeSet<DeviceId> = promises.iter().map(|promise| promise.device).collect();
         ensure!(distinct.len() == promises.len(), "a device is promised twice: {promises:?}");
@@ -98,7 +98,7 @@ impl Model {
         Ok(())
     }
 
-    /// Those who wait before a request and are not held back by a quota, with when they are certain to start.
+    /// Returns the earlier waiters that no quota holds back, with their certain starts.
     fn passed_by(&self, id: LeaseId, request: &Request) -> Vec<(LeaseId, Option<PoolTime>)> {
         let earlier = self.waiting().filter(|entry| self.is_before((entry.id, &entry.request), (id, request)));
         let kept_off = earlier.filter(|entry| entry.id != id && !self.over_quota(&entry.request));

@@ -1,31 +1,32 @@
-//! What the property tests share, in the order a step goes through it:
+//! Shared parts of the property tests, in the order in which a step passes through them:
 //!
-//! - [`world`], [`chance`]: a fleet and steps, and how they come about at random;
-//! - [`session`]: turns steps into commands, gives them to a pool and checks everything after each;
-//! - [`model`]: the books of somebody who only hears what the pool says;
-//! - [`follow`], [`grants`]: which effects a command must and may have;
-//! - [`turns`]: what fits where and whose turn it is, the long way round;
-//! - [`store`]: what survives a crash;
-//! - [`twins`]: a pool and another one restored from its rows.
+//! - [`world`], [`generators`]: fleets and steps, and their random generation;
+//! - [`session`]: turns steps into commands, applies them to a pool and checks everything after each;
+//! - [`model`]: a model of the pool that sees only commands, effects and rows;
+//! - [`effects`], [`grants`]: effects that a command must and may have;
+//! - [`claims`]: eligibility and order of requests, by plain scans;
+//! - [`store`]: rows that survive a crash;
+//! - [`restored_pool`]: a pool compared with one restored from its rows.
 
 #![allow(dead_code)] // each test file uses a part
 
-pub mod chance;
-pub mod follow;
+pub mod claims;
+pub mod effects;
+pub mod generators;
 pub mod grants;
 pub mod model;
+pub mod restored_pool;
 pub mod session;
 pub mod store;
-pub mod turns;
-pub mod twins;
 pub mod world;
 
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
 
-/// `cases` by default, the same ones every time: a change is judged by itself, not by luck. So many new ones where
-/// `GPUPOOL_SOAK_CASES` or `PROPTEST_CASES` is set, for a soak.
+/// Runs `cases` cases, the same ones every time, so that results depend only on the code. For a soak,
+/// `GPUPOOL_SOAK_CASES` or `PROPTEST_CASES` sets a number of new random cases.
 ///
-/// A failure prints its smallest input, and keeps its seed in `tests/properties/<file>.regressions`, which the next run tries first.
+/// A failure prints its smallest input and stores its seed in `tests/properties/<file>.regressions`, which the next run
+/// tries first.
 pub fn cases(cases: u32) -> Config {
     let set = |name| std::env::var(name).ok().and_then(|cases| cases.parse().ok());
     let soak = set("GPUPOOL_SOAK_CASES").or_else(|| set("PROPTEST_CASES"));

@@ -1,4 +1,4 @@
-//! A pool, its books and its store, side by side: every step goes to all three and everything is checked after it.
+//! A pool, its model and its store: every step goes to all three, followed by all checks.
 
 use gpupool_core::{
     ApplyOutcome, Bytes, CommandDenied, CommandReply, DeviceId, DeviceReading, LeaseHolder, LeaseId, LeaseState,
@@ -8,52 +8,55 @@ use gpupool_core::{
 use proptest::sample::Index;
 use proptest::test_runner::TestCaseError;
 
-use super::model::{Entry, Model, ensure};
-use super::store::Store;
-use super::world::{self, Act, Change, NodeSpec, Pick, Processes, ReadingSpec, Shown, Step, Wait, World};
+use super::model::{ModelLease, PoolModel, ensure};
+use super::store::ModelStore;
+use super::world::{
+    self, LeasePick, NodeChange, NodeSpec, ProcessListing, RandomWorld, ReadingSpec, StepDelay, TokenChoice,
+    WorldAction, WorldStep,
+};
 
-pub struct Session {
+pub struct PoolSession {
     pub pool: Pool,
-    pub model: Model,
-    pub store: Store,
+    pub model: PoolModel,
+    pub store: ModelStore,
     pub nodes: Vec<NodeSpec>,
-    /// What the driver's clock says; the pool's own never goes back.
+    /// Clock of the caller; the pool's own never goes back.
     pub clock: PoolTime,
-    /// Everything that was said, for playing it again.
-    pub log: Vec<Said>,
-    /// How many commands each batch has, over and over; empty where each command comes alone, after a tick.
+    /// All commands, for a replay.
+    pub log: Vec<LoggedCommand>,
+    /// Repeating sizes of batches; empty if each command comes alone, after a tick.
     batches: Vec<usize>,
     batches_begun: usize,
-    /// How many commands are missing in the batch that is open.
-    missing: usize,
-    /// Whether a node that comes back lists its devices: a restored pool has not seen them, the one that left the rows has.
-    pub lists_devices_as_it_comes_back: bool,
+    /// Number of commands missing in the open batch.
+    missing_in_batch: usize,
+    /// Whether a returning node lists its devices: a restored pool has not seen them, but the original has.
+    pub lists_devices_on_return: bool,
     initial_policies: usize,
 }
 
-/// One command, and what came of it.
+/// One command and its outcome.
 #[derive(Debug)]
-pub struct Said {
+pub struct LoggedCommand {
     pub now: PoolTime,
     pub command: PoolCommand,
-    pub answer: Result<CommandReply, CommandDenied>,
+    pub reply: Result<CommandReply, CommandDenied>,
     pub outcome: ApplyOutcome,
 }
 
-impl Session {
-    pub fn start(world: &World) -> Result<Self, String> {
+impl PoolSession {
+    pub fn start(world: &RandomWorld) -> Result<Self, String> {
         let rules = world::policies(world.policies);
         let mut session = Self {
             pool: Pool::new(world.settings, rules.clone()),
-            model: Model::new(world.settings, rules),
-            store: Store::default(),
+            model: PoolModel::new(world.settings, rules),
+            store: ModelStore::default(),
             nodes: world.nodes.clone(),
             clock: PoolTime(1_000),
             log: Vec::new(),
             batches: Vec::new(),
             batches_begun: 0,
-            missing: 0,
-            lists_devices_as_it_comes_back: false,
+            missing_in_batch: 0,
+            lists_devices_on_return: false,
             initial_policies: world.policies,
         };
         for number in 0..session.nodes.len() {
@@ -62,8 +65,8 @@ impl Session {
         Ok(session)
     }
 
-    /// As [`Session::run`], with the steps' commands in batches of these sizes.
-    pub fn run_in_batches(world: &World, sizes: Vec<usize>) -> Result<Self, String> {
+    /// As [`PoolSession::run`], with the commands in batches of these sizes.
+    pub fn run_in_batches(world: &RandomWorld, sizes: Vec<usize>) -> Result<Self, String> {
         let mut session = Self::start(world)?;
         session.batches = sizes;
         for (number, step) in world.steps.iter().enumerate() {
@@ -74,8 +77,8 @@ impl Session {
         Ok(session)
     }
 
-    /// A session that took all steps of a world, or the first broken rule.
-    pub fn run(world: &World) -> Result<Self, String> {
+    /// Takes all steps of a world, or returns the first broken rule.
+    pub fn run(world: &RandomWorld) -> Result<Self, String> {
         let mut session = Self::start(world)?;
         for (number, step) in world.steps.iter().enumerate() {
             session.step(step).map_err(|broken| format!("step {number}, {step:?}: {broken}"))?;
@@ -83,9 +86,9 @@ impl Session {
         Ok(session)
     }
 
-    pub fn step(&mut self, step: &Step) -> Result<(), String> {
+    pub fn step(&mut self, step: &WorldStep) -> Result<(), String> {
         self.clock = self.after(step.wait);
-        if matches!(step.act, Act::Restart) {
+        if matches!(step.act, WorldAction::Restart) {
             return self.restart();
         }
         for command in self.commands(&step.act) {
@@ -94,18 +97,18 @@ impl Session {
         Ok(())
     }
 
-    fn after(&self, wait: Wait) -> PoolTime {
+    fn after(&self, wait: StepDelay) -> PoolTime {
         let deadline = || self.pool.next_deadline().filter(|at| *at < self.model.now.after(Millis::from_secs(200)));
         match wait {
-            Wait::None => self.clock,
-            Wait::Millis(millis) => self.clock.after(Millis(millis)),
-            Wait::ToDeadline => deadline().map_or(self.clock, |at| at.max(self.clock)),
-            Wait::JustBefore => deadline().map_or(self.clock, |at| PoolTime(at.0 - 1).max(self.clock)),
-            Wait::Back(millis) => PoolTime(self.clock.0.saturating_sub(millis)),
+            StepDelay::None => self.clock,
+            StepDelay::Millis(millis) => self.clock.after(Millis(millis)),
+            StepDelay::ToDeadline => deadline().map_or(self.clock, |at| at.max(self.clock)),
+            StepDelay::JustBefore => deadline().map_or(self.clock, |at| PoolTime(at.0 - 1).max(self.clock)),
+            StepDelay::Back(millis) => PoolTime(self.clock.0.saturating_sub(millis)),
         }
     }
 
-    /// Gives a command to the pool, after a tick that lets everything due before it happen; or within a batch.
+    /// Applies a command after a tick for all deadlines before it, or within a batch.
     pub fn send(&mut self, command: PoolCommand) -> Result<(), String> {
         if !self.batches.is_empty() {
             return self.send_in_batch(command);
@@ -113,7 +116,7 @@ impl Session {
         let now = self.clock.max(self.model.now);
         let quiet = self.pool.next_deadline().is_none_or(|at| at > now);
         self.apply(PoolCommand::Tick)?;
-        let last = self.log.last().expect("just said");
+        let last = self.log.last().expect("just logged");
         ensure!(!quiet || last.outcome.effects.is_empty(), "nothing was due, and this happened: {last:?}");
         let overdue = self.pool.next_deadline().filter(|at| *at <= now);
         ensure!(overdue.is_none(), "rule 5: {overdue:?} is over and nothing happened");
@@ -121,43 +124,43 @@ impl Session {
     }
 
     fn apply(&mut self, command: PoolCommand) -> Result<(), String> {
-        let (answer, outcome) = self.pool.apply(self.clock, command.clone());
+        let (reply, outcome) = self.pool.apply(self.clock, command.clone());
         self.model.now = self.model.now.max(self.clock);
         self.store.commit(&outcome.rows);
-        let followed = self.model.follow(&command, &answer, &outcome);
-        self.log.push(Said { now: self.clock, command, answer, outcome });
+        let followed = self.model.check_command(&command, &reply, &outcome);
+        self.log.push(LoggedCommand { now: self.clock, command, reply, outcome });
         let checked = followed.and_then(|()| self.check());
         checked.map_err(|broken| format!("{broken}\nafter {:?}", self.log.last()))
     }
 
     fn send_in_batch(&mut self, command: PoolCommand) -> Result<(), String> {
-        if self.missing == 0 {
-            self.missing = self.batches[self.batches_begun % self.batches.len()];
+        if self.missing_in_batch == 0 {
+            self.missing_in_batch = self.batches[self.batches_begun % self.batches.len()];
             self.batches_begun += 1;
             let mut outcome = ApplyOutcome::default();
             self.pool.begin_batch(self.clock, &mut outcome);
             self.model.now = self.model.now.max(self.clock);
             self.store.commit(&outcome.rows);
-            let followed = self.model.follow(&PoolCommand::Tick, &Ok(CommandReply::Done), &outcome);
+            let followed = self.model.check_command(&PoolCommand::Tick, &Ok(CommandReply::Done), &outcome);
             followed.and_then(|()| self.check_books()).map_err(|broken| format!("{broken}\nas a batch began"))?;
         }
         let mut outcome = ApplyOutcome::default();
-        let answer = self.pool.apply_in_batch(command.clone(), &mut outcome);
+        let reply = self.pool.apply_in_batch(command.clone(), &mut outcome);
         self.store.commit(&outcome.rows);
-        let followed = self.model.follow(&command, &answer, &outcome);
+        let followed = self.model.check_command(&command, &reply, &outcome);
         let checked = followed.and_then(|()| self.check_books());
-        checked.map_err(|broken| format!("{broken}\nafter {command:?}, {answer:?}, {outcome:?} in a batch"))?;
-        self.missing -= 1;
-        if self.missing == 0 { self.finish_batch() } else { Ok(()) }
+        checked.map_err(|broken| format!("{broken}\nafter {command:?}, {reply:?}, {outcome:?} in a batch"))?;
+        self.missing_in_batch -= 1;
+        if self.missing_in_batch == 0 { self.finish_batch() } else { Ok(()) }
     }
 
-    /// Finishes the batch, be it full or not.
+    /// Finishes the batch, full or not.
     fn finish_batch(&mut self) -> Result<(), String> {
-        self.missing = 0;
+        self.missing_in_batch = 0;
         let mut outcome = ApplyOutcome::default();
         self.pool.finish_batch(&mut outcome);
         self.store.commit(&outcome.rows);
-        let followed = self.model.follow_service(&outcome).and_then(|()| self.check());
+        let followed = self.model.check_service(&outcome).and_then(|()| self.check());
         followed.map_err(|broken| format!("{broken}\nas a batch finished: {outcome:?}"))
     }
 
@@ -168,21 +171,21 @@ impl Session {
 
     fn check(&self) -> Result<(), String> {
         self.check_books()?;
-        self.store.holds_all_of(&self.pool)?;
+        self.store.check_against(&self.pool)?;
         for entry in self.model.waiting() {
             self.check_waiter(entry)?;
         }
         Ok(())
     }
 
-    /// Nobody waits who could go without standing in the way of those before; and everybody is told where they stand.
-    fn check_waiter(&self, entry: &Entry) -> Result<(), String> {
+    /// Checks that a waiter could not start without delaying an earlier one, and that its reported position is right.
+    fn check_waiter(&self, entry: &ModelLease) -> Result<(), String> {
         let (model, id, request) = (&self.model, entry.id, &entry.request);
         if !model.over_quota(request) {
-            let place = model.place_off(request, &model.claims_before(id, request));
+            let place = model.node_outside(request, &model.claims_before(id, request));
             ensure!(place.is_none(), "rule 4: lease {id} ({request:?}) fits on node {place:?} and is left waiting");
         }
-        let explained = self.pool.explain(id).ok_or(format!("lease {id} waits, nobody knows why"))?;
+        let explained = self.pool.explain(id).ok_or(format!("lease {id} waits without an explanation"))?;
         if model.policies.queue == QueueOrder::Fifo {
             let ahead = model.waiting().filter(|other| model.is_before((other.id, &other.request), (id, request)));
             let position = ahead.count() + 1;
@@ -191,13 +194,13 @@ impl Session {
         Ok(())
     }
 
-    /// Kills the pool and brings it back from what the store kept; its nodes are seen again.
+    /// Kills the pool and restores it from the store; its nodes are seen again.
     pub fn restart(&mut self) -> Result<(), String> {
-        if self.missing > 0 {
+        if self.missing_in_batch > 0 {
             self.finish_batch()?;
         }
         self.send(PoolCommand::Tick)?;
-        if self.missing > 0 {
+        if self.missing_in_batch > 0 {
             self.finish_batch()?;
         }
         self.pool = self.restored(self.store.rows())?;
@@ -209,7 +212,7 @@ impl Session {
         Ok(())
     }
 
-    /// Another pool from these rows.
+    /// Restores another pool from these rows.
     pub fn restored(&self, rows: Vec<PoolRow>) -> Result<Pool, String> {
         let rules = world::policies(self.initial_policies);
         let (pool, bad) = Pool::restore(self.model.settings, rules, self.model.now, rows);
@@ -222,18 +225,18 @@ impl Session {
         PoolCommand::NodeSeen { facts: spec.facts(number), devices: spec.devices(number), numbers: Vec::new() }
     }
 
-    /// The pool's number of a node, while the pool knows it.
+    /// Returns the pool's number of a node, while the pool knows it.
     pub fn node_id(&self, number: usize) -> Option<NodeId> {
         self.model.node_by_name(&self.nodes[number].facts(number).name)
     }
 
-    /// Every waiter asks, every holder renews.
-    pub fn keep_all(&self) -> Vec<PoolCommand> {
+    /// Returns commands by which every waiter asks and every holder renews.
+    pub fn renewal_commands(&self) -> Vec<PoolCommand> {
         let entries = self.model.leases.values();
         entries
             .filter_map(|entry| match (entry.state, entry.token) {
                 (LeaseState::Queued, _) => Some(PoolCommand::Follow { lease: entry.id }),
-                (LeaseState::Active, Some(token)) if !entry.held_by => {
+                (LeaseState::Active, Some(token)) if !entry.has_holder => {
                     Some(PoolCommand::Renew { lease: entry.id, token })
                 }
                 _ => None,
@@ -241,96 +244,108 @@ impl Session {
             .collect()
     }
 
-    /// The commands an act comes to, as things are.
-    pub fn commands(&mut self, act: &Act) -> Vec<PoolCommand> {
+    /// Returns the commands for an action in the current state.
+    pub fn commands(&mut self, act: &WorldAction) -> Vec<PoolCommand> {
         let devices: Vec<DeviceId> = self.model.devices.keys().copied().collect();
         let device = |pick: &Index| if devices.is_empty() { DeviceId(77) } else { *pick.get(&devices) };
         let node = |pick: &Index| pick.index(self.nodes.len());
         let node_id = |pick: &Index| self.node_id(node(pick)).unwrap_or(NodeId(77));
-        let granted = |entry: &Entry| entry.state.is_granted();
-        let active = |entry: &Entry| entry.state == LeaseState::Active;
+        let granted = |entry: &ModelLease| entry.state.is_granted();
+        let active = |entry: &ModelLease| entry.state == LeaseState::Active;
         let command = match act {
-            Act::Ask(request, key) => {
+            WorldAction::Request(request, key) => {
                 PoolCommand::Request { request: request.0.clone(), key: key.map(|key| format!("key-{key}").into()) }
             }
-            Act::Follow(pick) => PoolCommand::Follow { lease: self.pick(pick, |e| e.state == LeaseState::Queued) },
-            Act::Confirm(pick, shown) => {
+            WorldAction::Follow(pick) => {
+                PoolCommand::Follow { lease: self.pick(pick, |e| e.state == LeaseState::Queued) }
+            }
+            WorldAction::Confirm(pick, shown) => {
                 let (lease, token) = self.pick_token(pick, *shown, |e| e.state == LeaseState::Offered);
                 PoolCommand::Confirm { lease, token }
             }
-            Act::Renew(pick, shown) => {
+            WorldAction::Renew(pick, shown) => {
                 let (lease, token) = self.pick_token(pick, *shown, active);
                 PoolCommand::Renew { lease, token }
             }
-            Act::Attach(pick, shown) => {
+            WorldAction::Attach(pick, shown) => {
                 let (lease, token) = self.pick_token(pick, *shown, active);
                 PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection }
             }
-            Act::HolderGone(pick, grace) => {
-                PoolCommand::HolderGone { lease: self.pick(pick, |e| e.held_by), grace: Millis(*grace) }
+            WorldAction::HolderGone(pick, grace) => {
+                PoolCommand::HolderGone { lease: self.pick(pick, |e| e.has_holder), grace: Millis(*grace) }
             }
-            Act::Release(pick) => PoolCommand::Release { lease: self.pick(pick, |e| !e.state.is_ended()) },
-            Act::Drained(pick) => PoolCommand::Drained { lease: self.pick(pick, |e| e.draining) },
-            Act::Fail(pick) => PoolCommand::Fail { lease: self.pick(pick, granted), why: "it fell over".into() },
-            Act::Revoke(pick, grace) => PoolCommand::Revoke { lease: self.pick(pick, granted), grace: Millis(*grace) },
-            Act::KeepAll => return self.keep_all(),
-            Act::Observe(pick, spec) => {
+            WorldAction::Release(pick) => PoolCommand::Release { lease: self.pick(pick, |e| !e.state.is_ended()) },
+            WorldAction::Drained(pick) => PoolCommand::Drained { lease: self.pick(pick, |e| e.draining) },
+            WorldAction::Fail(pick) => {
+                PoolCommand::Fail { lease: self.pick(pick, granted), why: "it fell over".into() }
+            }
+            WorldAction::Revoke(pick, grace) => {
+                PoolCommand::Revoke { lease: self.pick(pick, granted), grace: Millis(*grace) }
+            }
+            WorldAction::RenewAll => return self.renewal_commands(),
+            WorldAction::Observe(pick, spec) => {
                 let device = device(pick);
                 PoolCommand::Observe { device, reading: self.reading(device, spec) }
             }
-            Act::SetHealth(pick, health) => PoolCommand::SetHealth { device: device(pick), health: health.clone() },
-            Act::Cordon(pick, cordon) => PoolCommand::Cordon { device: device(pick), cordon: *cordon },
-            Act::Drain(pick, grace) => PoolCommand::Drain { device: device(pick), grace: Millis(*grace) },
-            Act::NodeLost(pick) => PoolCommand::NodeLost { node: node_id(pick) },
-            Act::ForgetDevice(pick) => {
+            WorldAction::SetHealth(pick, health) => {
+                PoolCommand::SetHealth { device: device(pick), health: health.clone() }
+            }
+            WorldAction::Cordon(pick, cordon) => PoolCommand::Cordon { device: device(pick), cordon: *cordon },
+            WorldAction::Drain(pick, grace) => PoolCommand::Drain { device: device(pick), grace: Millis(*grace) },
+            WorldAction::NodeLost(pick) => PoolCommand::NodeLost { node: node_id(pick) },
+            WorldAction::ForgetDevice(pick) => {
                 let gone: Vec<DeviceId> =
                     devices.iter().copied().filter(|device| self.model.can_forget_device(*device)).collect();
                 PoolCommand::ForgetDevice { device: if gone.is_empty() { device(pick) } else { *pick.get(&gone) } }
             }
-            Act::ForgetNode(pick) => PoolCommand::ForgetNode { node: node_id(pick) },
-            Act::NodeSeen(pick, change) => {
+            WorldAction::ForgetNode(pick) => PoolCommand::ForgetNode { node: node_id(pick) },
+            WorldAction::NodeSeen(pick, change) => {
                 let number = node(pick);
                 let is_up = self.node_id(number).is_some_and(|id| self.model.nodes[&id].up);
                 let spec = &mut self.nodes[number];
                 match change {
-                    Change::Nothing => {}
-                    Change::Heartbeat if self.lists_devices_as_it_comes_back && !is_up => {}
-                    Change::Heartbeat => {
+                    NodeChange::Nothing => {}
+                    NodeChange::Heartbeat if self.lists_devices_on_return && !is_up => {}
+                    NodeChange::Heartbeat => {
                         let facts = spec.facts(number);
                         return vec![PoolCommand::NodeSeen { facts, devices: Vec::new(), numbers: Vec::new() }];
                     }
-                    Change::OneMoreDevice(kind) if spec.kinds.len() < 5 => spec.kinds.push(*kind),
-                    Change::OneMoreDevice(_) => {}
-                    Change::Zone => spec.zone = !spec.zone,
-                    Change::Cpus(cpus) => spec.cpus = *cpus,
+                    NodeChange::OneMoreDevice(kind) if spec.kinds.len() < 5 => spec.kinds.push(*kind),
+                    NodeChange::OneMoreDevice(_) => {}
+                    NodeChange::Zone => spec.zone = !spec.zone,
+                    NodeChange::Cpus(cpus) => spec.cpus = *cpus,
                 }
                 self.node_seen(number)
             }
-            Act::Links(pick, picks) => PoolCommand::Links { node: node_id(pick), links: world::links(picks) },
-            Act::SetPolicies(number) => PoolCommand::SetPolicies { policies: Box::new(world::policies(*number)) },
-            Act::SetWorkload(told) => PoolCommand::SetWorkload { classes: told_workload(*told) },
-            Act::Restart => return Vec::new(),
+            WorldAction::Links(pick, picks) => PoolCommand::Links { node: node_id(pick), links: world::links(picks) },
+            WorldAction::SetPolicies(number) => {
+                PoolCommand::SetPolicies { policies: Box::new(world::policies(*number)) }
+            }
+            WorldAction::SetWorkload(configured) => {
+                PoolCommand::SetWorkload { classes: configured_workload(*configured) }
+            }
+            WorldAction::Restart => return Vec::new(),
         };
         vec![command]
     }
 
-    fn pick(&self, pick: &Pick, fits: impl Fn(&Entry) -> bool) -> LeaseId {
+    fn pick(&self, pick: &LeasePick, fits: impl Fn(&ModelLease) -> bool) -> LeaseId {
         let all: Vec<LeaseId> = self.model.leases.keys().copied().collect();
         let fitting: Vec<LeaseId> = self.model.leases.values().filter(|e| fits(e)).map(|e| e.id).collect();
         match pick {
-            Pick::Fitting(index) if !fitting.is_empty() => *index.get(&fitting),
-            Pick::Fitting(index) | Pick::Any(index) if !all.is_empty() => *index.get(&all),
+            LeasePick::Fitting(index) if !fitting.is_empty() => *index.get(&fitting),
+            LeasePick::Fitting(index) | LeasePick::Any(index) if !all.is_empty() => *index.get(&all),
             _ => LeaseId(1_000_000),
         }
     }
 
-    fn pick_token(&self, pick: &Pick, shown: Shown, fits: impl Fn(&Entry) -> bool) -> (LeaseId, Token) {
+    fn pick_token(&self, pick: &LeasePick, shown: TokenChoice, fits: impl Fn(&ModelLease) -> bool) -> (LeaseId, Token) {
         let lease = self.pick(pick, fits);
         let token = self.model.leases.get(&lease).and_then(|entry| entry.token).unwrap_or(Token(0));
         match shown {
-            Shown::Right => (lease, token),
-            Shown::Older => (lease, Token(token.0.wrapping_sub(1))),
-            Shown::Newer => (lease, Token(token.0 + 1)),
+            TokenChoice::Right => (lease, token),
+            TokenChoice::Older => (lease, Token(token.0.wrapping_sub(1))),
+            TokenChoice::Newer => (lease, Token(token.0 + 1)),
         }
     }
 
@@ -340,13 +355,13 @@ impl Session {
         let process = |attribution| ProcessUsage { attribution, memory: Some(Bytes(eighth)) };
         let squatters = |some: bool| some.then(|| process(ProcessAttribution::Foreign));
         let processes = match spec.processes {
-            Processes::NotListed => None,
-            Processes::Gone { squatter, unknown } => {
+            ProcessListing::NotListed => None,
+            ProcessListing::Gone { squatter, unknown } => {
                 let unknown = unknown.then(|| process(ProcessAttribution::Unknown));
                 Some(squatters(squatter).into_iter().chain(unknown).collect())
             }
-            Processes::AllRun { squatter } => {
-                let leases = self.model.on_device(id).map(|(entry, _)| process(ProcessAttribution::Lease(entry.id)));
+            ProcessListing::AllRun { squatter } => {
+                let leases = self.model.leases_on(id).map(|(entry, _)| process(ProcessAttribution::Lease(entry.id)));
                 Some(leases.chain(squatters(squatter)).collect())
             }
         };
@@ -361,9 +376,9 @@ impl Session {
         }
     }
 
-    /// Grants in the order they were made since `from` in the log.
+    /// Returns the grants since `from` in the log, in order.
     pub fn granted_since(&self, from: usize) -> Vec<LeaseId> {
-        let effects = self.log[from..].iter().flat_map(|said| &said.outcome.effects);
+        let effects = self.log[from..].iter().flat_map(|logged| &logged.outcome.effects);
         let granted = |effect: &PoolEffect| match effect {
             PoolEffect::Granted { lease, .. } | PoolEffect::Offered { lease, .. } => Some(*lease),
             _ => None,
@@ -372,13 +387,13 @@ impl Session {
     }
 }
 
-pub fn told_workload(told: bool) -> Vec<(TaskClass, u64)> {
+pub fn configured_workload(configured: bool) -> Vec<(TaskClass, u64)> {
     let class = |cpus, share| TaskClass { cpus: MilliCpus(cpus), share: Share(share), gpus: 1, models: "".into() };
-    if told { vec![(class(1000, 500), 3), (class(0, 1000), 2)] } else { Vec::new() }
+    if configured { vec![(class(1000, 500), 3), (class(0, 1000), 2)] } else { Vec::new() }
 }
 
-/// A broken rule as a failed case.
-pub fn ok<T>(result: Result<T, String>) -> Result<T, TestCaseError> {
+/// Turns a broken rule into a failed case.
+pub fn case_result<T>(result: Result<T, String>) -> Result<T, TestCaseError> {
     result.map_err(TestCaseError::fail)
 }
 

@@ -1,4 +1,4 @@
-//! What a store keeps of the rows: the last one about each thing.
+//! Store of the last row about each thing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use gpupool_core::{DeviceId, LeaseId, LeaseRow, NodeId, Pool, PoolCounters, Pool
 use super::model::ensure;
 
 #[derive(Debug, Clone, Default)]
-pub struct Store {
+pub struct ModelStore {
     nodes: BTreeMap<NodeId, PoolRow>,
     devices: BTreeMap<DeviceId, PoolRow>,
     leases: BTreeMap<LeaseId, LeaseRow>,
@@ -18,7 +18,7 @@ pub struct Store {
     workload: Vec<PoolRow>,
 }
 
-impl Store {
+impl ModelStore {
     pub fn commit(&mut self, rows: &[PoolRow]) {
         for row in rows.iter().cloned() {
             match row {
@@ -40,7 +40,7 @@ impl Store {
         }
     }
 
-    /// Everything kept, as a store reads it back: by table.
+    /// Returns all rows as a store reads them back: by table.
     pub fn rows(&self) -> Vec<PoolRow> {
         let mut rows: Vec<PoolRow> = self.counters.map(PoolRow::Counters).into_iter().collect();
         rows.extend(self.rows_without_counters());
@@ -55,8 +55,8 @@ impl Store {
         rows
     }
 
-    /// Nothing the pool knows of its leases, devices and nodes is missing here, and nothing is here that it does not know.
-    pub fn holds_all_of(&self, pool: &Pool) -> Result<(), String> {
+    /// Checks that the rows contain exactly the pool's leases, devices and nodes.
+    pub fn check_against(&self, pool: &Pool) -> Result<(), String> {
         let leases: Vec<LeaseRow> = pool.leases().map(|lease| lease.row().clone()).collect();
         let kept = self.leases.values();
         if !leases.iter().eq(kept) {

@@ -1,5 +1,5 @@
-//! A random outside world: a fleet of nodes, and steps that name things by rough picks, so that they shrink well and
-//! mean something in whatever state the pool is when they come.
+//! Random worlds: a fleet of nodes, and steps that select things loosely, so that they shrink well and are meaningful
+//! in any state of the pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use proptest::sample::Index;
 
 pub const GIB: u64 = 1 << 30;
 
-/// What a world is full of. Every check is on in every world; the worlds differ in what happens often.
+/// Emphasis of a world. Every check is on in every world; themes differ in the frequency of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Theme {
+pub enum WorldTheme {
     /// A bit of everything.
     Everything,
     /// Few devices, many waiters, certain ends, hardly any faults.
@@ -33,11 +33,11 @@ pub enum Theme {
 }
 
 #[derive(Clone)]
-pub struct World {
+pub struct RandomWorld {
     pub nodes: Vec<NodeSpec>,
     pub settings: PoolSettings,
     pub policies: usize,
-    pub steps: Vec<Step>,
+    pub steps: Vec<WorldStep>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,44 +49,44 @@ pub struct NodeSpec {
 }
 
 #[derive(Debug, Clone)]
-pub struct Step {
-    pub wait: Wait,
-    pub act: Act,
+pub struct WorldStep {
+    pub wait: StepDelay,
+    pub act: WorldAction,
 }
 
-/// How much time passes before a step.
+/// Delay before a step.
 #[derive(Debug, Clone, Copy)]
-pub enum Wait {
+pub enum StepDelay {
     None,
     Millis(u64),
-    /// Exactly until the pool wants to hear the clock.
+    /// Exactly until the next deadline.
     ToDeadline,
-    /// To just before that: nothing may happen.
+    /// Until just before the next deadline, so that nothing may happen.
     JustBefore,
-    /// The clock goes back.
+    /// Back in time.
     Back(u64),
 }
 
 #[derive(Debug, Clone)]
-pub enum Act {
-    Ask(Wish, Option<u8>),
-    Follow(Pick),
-    Confirm(Pick, Shown),
-    Renew(Pick, Shown),
-    Attach(Pick, Shown),
-    HolderGone(Pick, u64),
-    Release(Pick),
-    Drained(Pick),
-    Fail(Pick),
-    Revoke(Pick, u64),
-    /// Everybody who waits asks, everybody who holds renews.
-    KeepAll,
+pub enum WorldAction {
+    Request(ShortRequest, Option<u8>),
+    Follow(LeasePick),
+    Confirm(LeasePick, TokenChoice),
+    Renew(LeasePick, TokenChoice),
+    Attach(LeasePick, TokenChoice),
+    HolderGone(LeasePick, u64),
+    Release(LeasePick),
+    Drained(LeasePick),
+    Fail(LeasePick),
+    Revoke(LeasePick, u64),
+    /// Every waiter asks, every holder renews.
+    RenewAll,
     Observe(Index, ReadingSpec),
     SetHealth(Index, DeviceHealth),
     Cordon(Index, CordonState),
     Drain(Index, u64),
     NodeLost(Index),
-    NodeSeen(Index, Change),
+    NodeSeen(Index, NodeChange),
     ForgetDevice(Index),
     ForgetNode(Index),
     Links(Index, Vec<(u8, u8, bool)>),
@@ -95,29 +95,29 @@ pub enum Act {
     Restart,
 }
 
-/// A request that prints short.
+/// Request with a short debug output.
 #[derive(Clone)]
-pub struct Wish(pub Arc<Request>);
+pub struct ShortRequest(pub Arc<Request>);
 
-/// A lease: the one that fits the act best, or any.
+/// Selection of a lease: one that suits the action, or any.
 #[derive(Debug, Clone)]
-pub enum Pick {
+pub enum LeasePick {
     Fitting(Index),
     Any(Index),
     Unknown,
 }
 
-/// The token that is shown.
+/// Choice of the presented token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum TokenChoice {
     Right,
     Older,
     Newer,
 }
 
-/// What changed of a node since it was last seen.
+/// Change of a node since it was last seen.
 #[derive(Debug, Clone, Copy)]
-pub enum Change {
+pub enum NodeChange {
     /// All its devices are listed again.
     Nothing,
     /// No device is listed.
@@ -127,34 +127,34 @@ pub enum Change {
     Cpus(u64),
 }
 
-/// A reading in rough numbers: eighths of the memory, tens of percent.
+/// Reading in rough numbers: eighths of the memory, tens of percent.
 #[derive(Debug, Clone)]
 pub struct ReadingSpec {
     pub age: u64,
-    /// Age of the state that processes were attributed by, where it is not the reading's.
+    /// Age of the state by which processes were attributed, if it is not the reading's.
     pub attributed: Option<u64>,
     pub memory_eighths: ReadingField<u64>,
     pub busy_tens: ReadingField<u32>,
     pub temperature: ReadingField<i16>,
-    pub processes: Processes,
+    pub processes: ProcessListing,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub enum Processes {
+pub enum ProcessListing {
     NotListed,
-    /// None of them left; with a squatter or without, with one nobody can name or without.
+    /// No process of a lease is left; foreign or unattributed ones may be.
     Gone {
         squatter: bool,
         unknown: bool,
     },
-    /// Each lease on the device runs one.
+    /// Each lease on the device runs one process.
     AllRun {
         squatter: bool,
     },
 }
 
-/// One line a step, so that a failure can be read.
-impl fmt::Debug for World {
+/// One line per step, to keep failures readable.
+impl fmt::Debug for RandomWorld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:?}, policies({})", self.settings, self.policies)?;
         self.nodes.iter().try_for_each(|node| writeln!(f, "  {node:?}"))?;
@@ -162,8 +162,8 @@ impl fmt::Debug for World {
     }
 }
 
-/// Only what differs from a plain request.
-impl fmt::Debug for Wish {
+/// Only the differences from a default request.
+impl fmt::Debug for ShortRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fields = |request: &Request| -> Vec<String> {
             let text = format!("{request:#?}");
@@ -216,7 +216,7 @@ impl NodeSpec {
 
 pub const POLICIES: usize = 6;
 
-/// The rules that worlds are run under. All count GPU-hours in the same period.
+/// Policies of the worlds. All count GPU-hours in the same period.
 pub fn policies(number: usize) -> Policies {
     let mut rules = Policies { period: Millis::from_secs(60), ..Policies::unlimited() };
     match number {

@@ -1,4 +1,4 @@
-//! What must come of a command, and what may: the outside world that rejects any effect it did not expect.
+//! Effects that a command must and may have; every other effect is rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,11 @@ use gpupool_core::{
     GpuId, LeaseId, LeaseState, Millis, NodeId, PoolCommand, PoolEffect, PoolRow, PoolTime, Token, Unsatisfiable,
 };
 
-use super::model::{Device, Entry, Model, Node, ensure};
+use super::model::{ModelDevice, ModelLease, ModelNode, PoolModel, ensure};
 
-/// Effects that must come of a command. Grants may come besides.
+/// Effects that a command must have. Grants may come besides.
 #[derive(Debug, Default)]
-struct Due {
+struct ExpectedEffects {
     ends: BTreeMap<LeaseId, Vec<EndCause>>,
     revoking: BTreeMap<LeaseId, PoolTime>,
     draining: BTreeSet<LeaseId>,
@@ -21,43 +21,43 @@ struct Due {
     new: Option<LeaseId>,
 }
 
-impl Model {
-    /// Takes in a command with all that came of it, or says which rule that breaks. Everything that was due before the
-    /// command must have been let happen by a tick at the same time.
-    pub fn follow(
+impl PoolModel {
+    /// Applies a command with its outcome, or returns the rule that it breaks. Deadlines before the command must have
+    /// been applied by a tick at the same time.
+    pub fn check_command(
         &mut self,
         command: &PoolCommand,
-        answer: &Result<CommandReply, CommandDenied>,
+        reply: &Result<CommandReply, CommandDenied>,
         outcome: &ApplyOutcome,
     ) -> Result<(), String> {
-        let mut due = Due::default();
-        let expected = self.take_in(command, answer, &mut due)?;
-        ensure!(expected.as_ref().is_none_or(|e| e == answer), "the answer must be {expected:?}, not {answer:?}");
-        self.take_effects(outcome, due)
+        let mut due = ExpectedEffects::default();
+        let expected = self.apply_command(command, reply, &mut due)?;
+        ensure!(expected.as_ref().is_none_or(|e| e == reply), "the reply must be {expected:?}, not {reply:?}");
+        self.check_effects(outcome, due)
     }
 
-    /// Takes in what comes of serving the queue: grants and nothing else.
-    pub fn follow_service(&mut self, outcome: &ApplyOutcome) -> Result<(), String> {
-        self.take_effects(outcome, Due::default())
+    /// Checks the outcome of serving the queue: grants and nothing else.
+    pub fn check_service(&mut self, outcome: &ApplyOutcome) -> Result<(), String> {
+        self.check_effects(outcome, ExpectedEffects::default())
     }
 
-    fn take_effects(&mut self, outcome: &ApplyOutcome, mut due: Due) -> Result<(), String> {
+    fn check_effects(&mut self, outcome: &ApplyOutcome, mut due: ExpectedEffects) -> Result<(), String> {
         for effect in &outcome.effects {
-            self.take_effect(effect, outcome, &mut due)?;
+            self.check_effect(effect, outcome, &mut due)?;
         }
-        let Due { ends, revoking, draining, freed, quarantined, confirmed, new } = &due;
+        let ExpectedEffects { ends, revoking, draining, freed, quarantined, confirmed, new } = &due;
         ensure!(ends.is_empty(), "rule 5: these did not end: {ends:?}");
         let left = draining.is_empty() && freed.is_empty() && quarantined.is_empty() && revoking.is_empty();
         ensure!(left && confirmed.is_none() && new.is_none(), "rule 5: this did not happen: {due:?}");
         Ok(())
     }
 
-    /// What a command changes by itself, and the answer it must get where that is plain.
-    fn take_in(
+    /// Applies the direct changes of a command, and returns the required reply if there is only one.
+    fn apply_command(
         &mut self,
         command: &PoolCommand,
-        answer: &Result<CommandReply, CommandDenied>,
-        due: &mut Due,
+        reply: &Result<CommandReply, CommandDenied>,
+        due: &mut ExpectedEffects,
     ) -> Result<Option<Result<CommandReply, CommandDenied>>, String> {
         let done = Some(Ok(CommandReply::Done));
         if let Some(unknown) = self.unknown(command) {
@@ -65,12 +65,12 @@ impl Model {
         }
         Ok(match command {
             PoolCommand::Tick => {
-                self.take_in_tick(due);
+                self.apply_tick(due);
                 done
             }
             PoolCommand::NodeSeen { facts, devices, .. } => {
-                let Ok(CommandReply::Node(node, ids)) = answer else { return Err(format!("a node is not {answer:?}")) };
-                let entry = self.nodes.entry(*node).or_insert_with(|| Node {
+                let Ok(CommandReply::Node(node, ids)) = reply else { return Err(format!("a node is not {reply:?}")) };
+                let entry = self.nodes.entry(*node).or_insert_with(|| ModelNode {
                     facts: facts.clone(),
                     up: true,
                     links: Vec::new(),
@@ -97,7 +97,7 @@ impl Model {
             }
             PoolCommand::ForgetDevice { device } => {
                 let may = self.can_forget_device(*device);
-                ensure!(may == answer.is_ok(), "device {device} may be forgotten: {may}; the answer is {answer:?}");
+                ensure!(may == reply.is_ok(), "device {device} may be forgotten: {may}; the reply is {reply:?}");
                 if may {
                     self.forget_device(*device);
                 }
@@ -105,7 +105,7 @@ impl Model {
             }
             PoolCommand::ForgetNode { node } => {
                 let may = self.can_forget_node(*node);
-                ensure!(may == answer.is_ok(), "node {node} may be forgotten: {may}; the answer is {answer:?}");
+                ensure!(may == reply.is_ok(), "node {node} may be forgotten: {may}; the reply is {reply:?}");
                 if may {
                     let devices: Vec<DeviceId> = self.devices_of(*node).map(|(id, _)| id).collect();
                     devices.into_iter().for_each(|device| self.forget_device(device));
@@ -135,8 +135,8 @@ impl Model {
             }
             PoolCommand::Drain { device, grace } => {
                 self.devices.get_mut(device).expect("known").cordon = CordonState::Cordoned;
-                for lease in self.on_device(*device).map(|(entry, _)| entry.id).collect::<Vec<_>>() {
-                    self.take_in_revoke(lease, *grace, due);
+                for lease in self.leases_on(*device).map(|(entry, _)| entry.id).collect::<Vec<_>>() {
+                    self.apply_revocation(lease, *grace, due);
                 }
                 done
             }
@@ -145,7 +145,7 @@ impl Model {
                 done
             }
             PoolCommand::SetWorkload { classes } => {
-                self.told_workload = !classes.is_empty();
+                self.configured_workload = !classes.is_empty();
                 done
             }
             PoolCommand::Request { request, key } => {
@@ -153,18 +153,18 @@ impl Model {
                 if let Some(lease) = known {
                     return Ok(Some(Ok(CommandReply::Lease(*lease))));
                 }
-                match answer {
+                match reply {
                     Ok(CommandReply::Lease(id)) => {
                         ensure!(self.leases.last_key_value().is_none_or(|(last, _)| last < id), "{id} is used again");
-                        self.leases.insert(*id, Entry::new(*id, request.clone(), self.now));
+                        self.leases.insert(*id, ModelLease::new(*id, request.clone(), self.now));
                         self.keys.extend(key.clone().map(|key| ((request.owner.clone(), key), *id)));
                         due.new = Some(*id);
                         ensure!(
-                            !self.could_use(request).is_empty(),
+                            !self.eligible_nodes(request).is_empty(),
                             "{request:?} can never be had, and is not refused"
                         );
                     }
-                    Ok(answer) => return Err(format!("a request is not answered by {answer:?}")),
+                    Ok(reply) => return Err(format!("a request is not answered by {reply:?}")),
                     Err(denied) => self.check_denial(request, denied)?,
                 }
                 None
@@ -178,13 +178,13 @@ impl Model {
             | PoolCommand::Drained { lease }
             | PoolCommand::Fail { lease, .. }
             | PoolCommand::Revoke { lease, .. } => Some(match self.leases.contains_key(lease) {
-                true => self.take_in_wish(*lease, command, due),
+                true => self.apply_lease_command(*lease, command, due),
                 false => Err(CommandDenied::UnknownLease(*lease)),
             }),
         })
     }
 
-    /// The denial of a command about a device or a node that is not there.
+    /// Returns the denial of a command about an unknown device or node.
     fn unknown(&self, command: &PoolCommand) -> Option<CommandDenied> {
         match command {
             PoolCommand::Observe { device, .. }
@@ -211,7 +211,7 @@ impl Model {
         links.into_iter().for_each(|links| links.retain(|link| ![link.a, link.b].contains(&device.gpu_id)));
     }
 
-    fn take_in_tick(&mut self, due: &mut Due) {
+    fn apply_tick(&mut self, due: &mut ExpectedEffects) {
         for entry in self.leases.values() {
             let ends: Vec<_> = entry.ends().into_iter().filter(|(at, _)| *at <= self.now).collect();
             if let Some(first) = ends.iter().map(|(at, _)| *at).min() {
@@ -227,12 +227,12 @@ impl Model {
         }
     }
 
-    /// What somebody wants of a known lease.
-    fn take_in_wish(
+    /// Applies a command about a known lease.
+    fn apply_lease_command(
         &mut self,
         id: LeaseId,
         command: &PoolCommand,
-        due: &mut Due,
+        due: &mut ExpectedEffects,
     ) -> Result<CommandReply, CommandDenied> {
         let now = self.now;
         let entry = self.leases.get_mut(&id).expect("known");
@@ -244,7 +244,7 @@ impl Model {
             Some(_) => Ok(()),
         };
         match command {
-            PoolCommand::Follow { .. } => entry.asked_at = now,
+            PoolCommand::Follow { .. } => entry.followed_at = now,
             PoolCommand::Confirm { token, .. } => {
                 holds(*token)?;
                 due.confirmed = (entry.state == LeaseState::Offered).then_some(id);
@@ -255,30 +255,30 @@ impl Model {
                     return Err(CommandDenied::NotGranted(id));
                 }
                 if matches!(command, PoolCommand::Attach { .. }) {
-                    entry.held_by = true;
+                    entry.has_holder = true;
                     entry.expires_at = None;
                 } else if entry.expires_at.is_some() {
                     entry.expires_at = Some(now.after(entry.request.ttl));
                 }
             }
-            PoolCommand::HolderGone { grace, .. } if entry.held_by && grace.0 == 0 => {
+            PoolCommand::HolderGone { grace, .. } if entry.has_holder && grace.0 == 0 => {
                 due.ends.insert(id, vec![EndCause::HolderGone]);
             }
-            PoolCommand::HolderGone { grace, .. } if entry.held_by => {
-                entry.held_by = false;
+            PoolCommand::HolderGone { grace, .. } if entry.has_holder => {
+                entry.has_holder = false;
                 entry.expires_at = Some(now.after(*grace));
             }
             PoolCommand::Release { .. } if !ended => drop(due.ends.insert(id, vec![EndCause::ByOwner])),
             PoolCommand::Fail { why, .. } if !ended => drop(due.ends.insert(id, vec![EndCause::Fault(why.clone())])),
             PoolCommand::Drained { .. } if entry.draining => drop(due.freed.insert(id)),
             PoolCommand::Revoke { .. } if ended => return Err(CommandDenied::Ended(id)),
-            PoolCommand::Revoke { grace, .. } => self.take_in_revoke(id, *grace, due),
+            PoolCommand::Revoke { grace, .. } => self.apply_revocation(id, *grace, due),
             _ => {}
         }
         Ok(CommandReply::Lease(id))
     }
 
-    fn take_in_revoke(&mut self, id: LeaseId, grace: Millis, due: &mut Due) {
+    fn apply_revocation(&mut self, id: LeaseId, grace: Millis, due: &mut ExpectedEffects) {
         let at = self.now.after(grace);
         let entry = self.leases.get_mut(&id).expect("known");
         if entry.state == LeaseState::Active && grace.0 > 0 {
@@ -303,7 +303,7 @@ impl Model {
                 ensure!(over, "{request:?} is refused for a quota it keeps")
             }
             CommandDenied::Unsatisfiable(why) => {
-                ensure!(self.could_use(request).is_empty(), "{request:?} is refused ({why}), but it could be had")
+                ensure!(self.eligible_nodes(request).is_empty(), "{request:?} is refused ({why}), but it could be had")
             }
             CommandDenied::Policy { rule, .. } => {
                 let rules = self.policies.policy_for(request);
@@ -315,11 +315,16 @@ impl Model {
         Ok(())
     }
 
-    fn take_effect(&mut self, effect: &PoolEffect, outcome: &ApplyOutcome, due: &mut Due) -> Result<(), String> {
+    fn check_effect(
+        &mut self,
+        effect: &PoolEffect,
+        outcome: &ApplyOutcome,
+        due: &mut ExpectedEffects,
+    ) -> Result<(), String> {
         let now = self.now;
         match effect {
             PoolEffect::Queued { lease } => {
-                ensure!(due.new.take() == Some(*lease), "nobody asked for lease {lease} just now");
+                ensure!(due.new.take() == Some(*lease), "lease {lease} was not requested by this command");
                 self.check_no_place(*lease, &self.leases[lease].request)?;
             }
             PoolEffect::Granted { lease, token, .. } if due.confirmed == Some(*lease) => {
@@ -341,7 +346,7 @@ impl Model {
                 });
                 let row = row.ok_or(format!("rule 2: the grant of lease {lease} is not in the rows"))?;
                 let node = row.node.ok_or(format!("lease {lease} is granted nowhere"))?;
-                self.take_grant(*lease, *token, node, &row.promises, offered)?;
+                self.check_grant(*lease, *token, node, &row.promises, offered)?;
             }
             PoolEffect::Revoking { lease, at } => {
                 ensure!(due.revoking.remove(lease) == Some(*at), "lease {lease} is not to be revoked at {at:?}");
@@ -354,7 +359,7 @@ impl Model {
                 entry.state = cause.state();
                 entry.ended_at = Some(now);
                 entry.expires_at = None;
-                entry.held_by = false;
+                entry.has_holder = false;
                 entry.draining = was.is_granted();
                 match was {
                     LeaseState::Active if self.settings.drain != DrainMode::AtOnce => drop(due.draining.insert(*lease)),
@@ -371,7 +376,7 @@ impl Model {
                 entry.draining = false;
                 entry.quarantined = false;
                 for promise in entry.promises.clone() {
-                    self.free_on(*lease, promise.device);
+                    self.free_device_of(*lease, promise.device);
                 }
             }
             PoolEffect::Quarantined { device, lease } => {
@@ -380,16 +385,16 @@ impl Model {
             }
             PoolEffect::DeviceOpen { device, closed } => {
                 let known = self.devices.get_mut(device).expect("known");
-                ensure!(known.told != *closed, "device {device} is told to be {closed:?} twice");
-                known.told = *closed;
+                ensure!(known.reported != *closed, "device {device} is configured to be {closed:?} twice");
+                known.reported = *closed;
             }
         }
         Ok(())
     }
 }
 
-fn new_device(node: NodeId, gpu_id: GpuId, facts: &gpupool_core::DeviceFacts) -> Device {
-    Device {
+fn new_device(node: NodeId, gpu_id: GpuId, facts: &gpupool_core::DeviceFacts) -> ModelDevice {
+    ModelDevice {
         node,
         gpu_id,
         facts: facts.clone(),
@@ -400,6 +405,6 @@ fn new_device(node: NodeId, gpu_id: GpuId, facts: &gpupool_core::DeviceFacts) ->
         reading: None,
         foreign: None,
         leases_changed_at: None,
-        told: Some(DeviceClosure::NotSeen),
+        reported: Some(DeviceClosure::NotSeen),
     }
 }

@@ -1,4 +1,4 @@
-//! Two pools that should not be told apart: one that went on, and one that was killed and brought back from its rows.
+//! Comparison of a running pool with one that was killed and restored from its rows.
 
 use gpupool_core::{
     ApplyOutcome, Bytes, DeviceId, DeviceReading, LeaseHolder, LeaseRow, LeaseState, Millis, Percent, Pool,
@@ -6,18 +6,18 @@ use gpupool_core::{
 };
 
 use super::model::ensure;
-use super::session::{Session, told_workload};
-use super::world::World;
+use super::session::{PoolSession, configured_workload};
+use super::world::RandomWorld;
 
-/// Runs a world up to a step, restores a second pool there, and takes the other steps with both.
-pub fn decide_alike(world: &World, cut: usize) -> Result<(), String> {
-    let mut live = Session::start(world)?;
+/// Runs a world up to a step, restores a second pool there, and takes the remaining steps with both.
+pub fn check_same_decisions(world: &RandomWorld, cut: usize) -> Result<(), String> {
+    let mut live = PoolSession::start(world)?;
     for step in &world.steps[..cut.min(world.steps.len())] {
         live.step(step)?;
     }
     settle(&mut live)?;
     let mut twin = live.restored(live.store.rows())?;
-    let all_rows: Vec<_> = live.log.iter().flat_map(|said| said.outcome.rows.clone()).collect();
+    let all_rows: Vec<_> = live.log.iter().flat_map(|logged| logged.outcome.rows.clone()).collect();
     let from_all_rows = live.restored(all_rows)?;
     ensure!(
         leases(&twin) == leases(&from_all_rows),
@@ -25,21 +25,21 @@ pub fn decide_alike(world: &World, cut: usize) -> Result<(), String> {
     );
     ensure!(leases(&twin) == leases(&live.pool), "rule 2: {:?} became {:?}", leases(&live.pool), leases(&twin));
 
-    bring_up(&live, &mut twin)?;
-    live.lists_devices_as_it_comes_back = true;
+    restore_facts(&live, &mut twin)?;
+    live.lists_devices_on_return = true;
     let from = live.log.len();
-    for command in reassure(&live) {
+    for command in renew_lifetimes(&live) {
         live.send(command)?;
     }
     for step in &world.steps[cut.min(world.steps.len())..] {
         live.step(step)?;
     }
-    for said in &live.log[from..] {
-        let (answer, outcome) = twin.apply(said.now, said.command.clone());
+    for logged in &live.log[from..] {
+        let (reply, outcome) = twin.apply(logged.now, logged.command.clone());
         twin.check_invariants()?;
-        let same = answer == said.answer && outcome.effects == said.outcome.effects;
-        ensure!(same, "rule 2: the restored pool says {answer:?}, {outcome:?}\nwhere the live one said {said:?}");
-        let (live_rows, twin_rows) = (rows_of_facts(&said.outcome), rows_of_facts(&outcome));
+        let same = reply == logged.reply && outcome.effects == logged.outcome.effects;
+        ensure!(same, "rule 2: the restored pool replies {reply:?}, {outcome:?}\nbut the live one {logged:?}");
+        let (live_rows, twin_rows) = (rows_of_facts(&logged.outcome), rows_of_facts(&outcome));
         ensure!(live_rows == twin_rows, "rule 2: the restored pool keeps {twin_rows:?}\nnot {live_rows:?}");
     }
     ensure!(leases(&twin) == leases(&live.pool), "rule 2: the pools parted");
@@ -55,13 +55,13 @@ fn rows_of_facts(outcome: &ApplyOutcome) -> Vec<&PoolRow> {
     outcome.rows.iter().filter(is_fact).collect()
 }
 
-/// Reads every device and sees every node again until nothing comes of it any more: what the live pool knows is then
-/// what one reading tells, and everybody who could go has gone.
-fn settle(live: &mut Session) -> Result<(), String> {
+/// Reads every device and sees every node again until nothing changes: then one reading tells everything that the live
+/// pool knows, and every waiter that can start has started.
+fn settle(live: &mut PoolSession) -> Result<(), String> {
     for _ in 0..20 {
         live.clock = live.model.now.after(Millis(1));
         let from = live.log.len();
-        // There may be no device and no node left to hear of.
+        // There may be no device and no node left.
         live.send(PoolCommand::Tick)?;
         for device in live.model.devices.keys().copied().collect::<Vec<_>>() {
             live.send(PoolCommand::Observe { device, reading: plain_reading(live, device) })?;
@@ -69,21 +69,21 @@ fn settle(live: &mut Session) -> Result<(), String> {
         for number in nodes_up(live) {
             live.send(live.node_seen(number))?;
         }
-        if live.log[from..].iter().all(|said| said.outcome == ApplyOutcome::default()) {
+        if live.log[from..].iter().all(|logged| logged.outcome == ApplyOutcome::default()) {
             return Ok(());
         }
     }
     Err("the live pool does not come to rest".to_owned())
 }
 
-/// The nodes that the pool knows and that are up.
-fn nodes_up(live: &Session) -> Vec<usize> {
+/// Returns the known nodes that are up.
+fn nodes_up(live: &PoolSession) -> Vec<usize> {
     (0..live.nodes.len()).filter(|number| live.node_id(*number).is_some_and(|id| live.model.nodes[&id].up)).collect()
 }
 
-/// The last reading of a device, without fields that failed or a list that is missing: those say what an earlier reading
-/// said, which is not kept.
-fn plain_reading(live: &Session, device: DeviceId) -> DeviceReading {
+/// Returns the last reading of a device, without failed fields and missing lists: those keep values of earlier
+/// readings, which rows do not contain.
+fn plain_reading(live: &PoolSession, device: DeviceId) -> DeviceReading {
     let last = live.model.devices[&device].reading.clone();
     let mut reading = last.unwrap_or_else(|| DeviceReading::idle(live.clock));
     reading.at = live.clock;
@@ -101,10 +101,10 @@ fn plain_reading(live: &Session, device: DeviceId) -> DeviceReading {
     reading
 }
 
-/// Tells a restored pool what rows do not keep. Nothing may come of that: the live pool knew it all along.
-fn bring_up(live: &Session, twin: &mut Pool) -> Result<(), String> {
+/// Sends a restored pool the facts that rows do not contain. Nothing may change, since the live pool knew them.
+fn restore_facts(live: &PoolSession, twin: &mut Pool) -> Result<(), String> {
     let model = &live.model;
-    let mut commands = vec![PoolCommand::SetWorkload { classes: told_workload(model.told_workload) }];
+    let mut commands = vec![PoolCommand::SetWorkload { classes: configured_workload(model.configured_workload) }];
     for (id, device) in &model.devices {
         commands.push(PoolCommand::SetHealth { device: *id, health: device.health.clone() });
         let mut reading = plain_reading(live, *id);
@@ -113,17 +113,17 @@ fn bring_up(live: &Session, twin: &mut Pool) -> Result<(), String> {
     }
     commands.extend(nodes_up(live).into_iter().map(|number| live.node_seen(number)));
     for command in commands {
-        let (answer, outcome) = twin.apply(model.now, command.clone());
+        let (reply, outcome) = twin.apply(model.now, command.clone());
         twin.check_invariants()?;
-        ensure!(answer.is_ok(), "rule 2: {command:?} is answered by {answer:?}");
+        ensure!(reply.is_ok(), "rule 2: {command:?} is answered by {reply:?}");
         let quiet = outcome.effects.iter().all(|effect| matches!(effect, PoolEffect::DeviceOpen { .. }));
         ensure!(quiet, "rule 2: {command:?} makes the restored pool do what the live one did not: {outcome:?}");
     }
     Ok(())
 }
 
-/// A restored lease lives one full ttl and a restored waiter waits anew; so does everybody else after this.
-fn reassure(live: &Session) -> Vec<PoolCommand> {
+/// Renews everything: a restored lease gets one full ttl and a restored waiter a full wait, so the live ones must too.
+fn renew_lifetimes(live: &PoolSession) -> Vec<PoolCommand> {
     let mut commands: Vec<PoolCommand> = Vec::new();
     let later = live.model.now.after(Millis(1));
     for device in live.model.devices.keys() {
@@ -137,7 +137,7 @@ fn reassure(live: &Session) -> Vec<PoolCommand> {
             continue;
         };
         if entry.state == LeaseState::Active {
-            commands.push(match entry.held_by {
+            commands.push(match entry.has_holder {
                 true => PoolCommand::Attach { lease, token, holder: LeaseHolder::Connection },
                 false => PoolCommand::Renew { lease, token },
             });

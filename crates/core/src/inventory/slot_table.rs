@@ -1,26 +1,26 @@
-//! Nodes and devices by their numbers.
+//! Tables of nodes and devices by number.
 
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 
-/// Entries by number. The number of an entry that was removed is vacant until a new entry takes it.
+/// Entries by number. The number of a removed entry is vacant until a new entry takes it.
 ///
-/// A new entry takes the lowest vacant number. Numbers therefore depend only on the entries that are there, so a pool
-/// that was restored from rows numbers the next entry as the pool that left the rows would have.
+/// A new entry takes the lowest vacant number. Numbers therefore depend only on the existing entries, so a restored
+/// pool numbers the next entry as the original pool would have.
 #[derive(Debug)]
-pub(crate) struct Slots<T> {
+pub(crate) struct SlotTable<T> {
     slots: Vec<Option<T>>,
     vacant: BTreeSet<u32>,
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for SlotTable<T> {
     fn default() -> Self {
         Self { slots: Vec::new(), vacant: BTreeSet::new() }
     }
 }
 
-impl<T> Slots<T> {
-    /// One more than the highest number that was ever used.
+impl<T> SlotTable<T> {
+    /// Returns one more than the highest number that was ever used.
     pub fn span(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -41,12 +41,12 @@ impl<T> Slots<T> {
         self.slots.get(number as usize)?.as_ref()
     }
 
-    /// The number that the next new entry takes.
+    /// Returns the number that the next entry takes.
     pub fn next_number(&self) -> u32 {
         self.vacant.first().copied().unwrap_or(self.span())
     }
 
-    /// Puts an entry at a vacant number. Every unused number before it becomes vacant.
+    /// Adds an entry at a vacant number. Unused numbers before it become vacant.
     pub fn insert(&mut self, number: u32, entry: T) {
         debug_assert!(!self.contains(number), "number {number} is taken");
         if number >= self.span() {
@@ -63,7 +63,7 @@ impl<T> Slots<T> {
         Some(entry)
     }
 
-    /// All entries by rising number.
+    /// Returns all entries by rising number.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(&self.slots).filter_map(|(number, slot)| Some((number, slot.as_ref()?)))
     }
@@ -73,22 +73,22 @@ impl<T> Slots<T> {
     }
 }
 
-impl<T> Index<u32> for Slots<T> {
+impl<T> Index<u32> for SlotTable<T> {
     type Output = T;
 
     fn index(&self, number: u32) -> &T {
         match &self.slots[number as usize] {
             Some(entry) => entry,
-            None => unreachable!("number {number} is vacant and still referred to"),
+            None => unreachable!("number {number} is vacant but still in use"),
         }
     }
 }
 
-impl<T> IndexMut<u32> for Slots<T> {
+impl<T> IndexMut<u32> for SlotTable<T> {
     fn index_mut(&mut self, number: u32) -> &mut T {
         match &mut self.slots[number as usize] {
             Some(entry) => entry,
-            None => unreachable!("number {number} is vacant and still referred to"),
+            None => unreachable!("number {number} is vacant but still in use"),
         }
     }
 }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_lowest_vacant_number_goes_to_the_next_entry() {
-        let mut slots = Slots::default();
+        let mut slots = SlotTable::default();
         slots.insert(3, 'd');
         assert_eq!((slots.len(), slots.span(), slots.next_number()), (1, 4, 0));
         for entry in ['a', 'b', 'c', 'e'] {

@@ -1,4 +1,4 @@
-//! Whose turn it is and what fits where, worked out the long way round.
+//! Eligibility and order of requests, computed by plain scans.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,25 +6,25 @@ use gpupool_core::{
     DeviceId, DeviceIdentity, LeaseId, Millis, NodeId, PoolTime, QueueOrder, Request, RequestedAmount, labels_match,
 };
 
-use super::model::{Device, Entry, Model};
+use super::model::{ModelDevice, ModelLease, PoolModel};
 
-/// What a request takes of a device.
+/// Part of a device that a request takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct DevicePart {
     pub share: u64,
     pub memory: u64,
 }
 
-/// What a request must leave alone.
+/// Capacity that a request must not take.
 #[derive(Debug, Default)]
-pub struct Claims {
+pub struct CapacityClaims {
     pub devices: BTreeSet<DeviceId>,
     pub hosts: BTreeSet<NodeId>,
 }
 
-impl Model {
-    /// What of a device a request takes, if it could ever use it (other devices and the host aside).
-    fn part_of(&self, request: &Request, device: &Device) -> Option<Part> {
+impl PoolModel {
+    /// Returns the part of a device that a request takes, if it could ever use it (other devices and the host aside).
+    fn device_part(&self, request: &Request, device: &ModelDevice) -> Option<DevicePart> {
         let (select, facts) = (&request.select, &device.facts);
         let node = &self.nodes[&device.node].facts;
         let uuid = match &facts.identity {
@@ -43,7 +43,7 @@ impl Model {
             return None;
         }
         let all = device.capacity();
-        let of_all = |share: u64| Part { share, memory: (u128::from(all) * u128::from(share) / 1000) as u64 };
+        let of_all = |share: u64| DevicePart { share, memory: (u128::from(all) * u128::from(share) / 1000) as u64 };
         let has = |memory: u64| facts.memory.is_some() && memory <= all;
         match request.amount {
             RequestedAmount::Whole => Some(of_all(1000)),
@@ -54,23 +54,26 @@ impl Model {
             }
             RequestedAmount::Memory(memory) if has(memory.0) => {
                 let share = u128::from(memory.0) * 1000 / u128::from(all);
-                Some(Part { share: (share as u64).max(1), memory: memory.0 })
+                Some(DevicePart { share: (share as u64).max(1), memory: memory.0 })
             }
             RequestedAmount::Both(share, memory) if has(memory.0) => {
-                Some(Part { share: share.0.into(), memory: if share.0 == 1000 { all } else { memory.0 } })
+                Some(DevicePart { share: share.0.into(), memory: if share.0 == 1000 { all } else { memory.0 } })
             }
             RequestedAmount::Memory(_) | RequestedAmount::Both(..) => None,
         }
     }
 
-    /// The nodes a request could ever run on, with the devices it could use there.
-    pub fn could_use(&self, request: &Request) -> BTreeMap<NodeId, BTreeMap<DeviceId, Part>> {
+    /// Returns the nodes a request could ever run on, with the devices it could use there.
+    pub fn eligible_nodes(&self, request: &Request) -> BTreeMap<NodeId, BTreeMap<DeviceId, DevicePart>> {
         let selector = &self.policies.policy_for(request).node_selector;
         let mut places = BTreeMap::new();
         for (&id, node) in &self.nodes {
-            let parts: BTreeMap<DeviceId, Part> = match request.gpus {
+            let parts: BTreeMap<DeviceId, DevicePart> = match request.gpus {
                 0 => BTreeMap::new(),
-                _ => self.devices_of(id).filter_map(|(d, device)| Some((d, self.part_of(request, device)?))).collect(),
+                _ => self
+                    .devices_of(id)
+                    .filter_map(|(d, device)| Some((d, self.device_part(request, device)?)))
+                    .collect(),
             };
             if labels_match(&node.facts.labels, selector)
                 && parts.len() >= usize::from(request.gpus)
@@ -83,15 +86,15 @@ impl Model {
         places
     }
 
-    /// Why a device cannot take a part now, if so.
-    pub fn misfit(&self, request: &Request, id: DeviceId, part: Part) -> Option<&'static str> {
+    /// Returns the reason why a device cannot take a part now, if any.
+    pub fn misfit(&self, request: &Request, id: DeviceId, part: DevicePart) -> Option<&'static str> {
         let device = &self.devices[&id];
         let (share, memory) = self.promised(id);
         let names_memory =
             matches!(request.amount, RequestedAmount::Memory(_) | RequestedAmount::Both(..)) && part.share < 1000;
         let foreign = device.foreign.and_then(|foreign| foreign.memory).filter(|_| names_memory).unwrap_or(0);
         let most = self.policies.policy_for(request).max_allocations;
-        if self.closed(id).is_some() {
+        if self.closure(id).is_some() {
             return Some("it takes no new work");
         }
         if share + part.share > 1000 {
@@ -102,27 +105,27 @@ impl Model {
         {
             return Some("its memory is promised");
         }
-        if most.is_some_and(|most| self.on_device(id).count() >= usize::from(most)) {
+        if most.is_some_and(|most| self.leases_on(id).count() >= usize::from(most)) {
             return Some("too many share it");
         }
-        if part.share == 1000 && self.on_device(id).next().is_some() {
+        if part.share == 1000 && self.leases_on(id).next().is_some() {
             return Some("whole means alone");
         }
         (request.thresholds.is_some() && !self.below_thresholds(request, device)).then_some("it carries foreign load")
     }
 
-    fn below_thresholds(&self, request: &Request, device: &Device) -> bool {
+    fn below_thresholds(&self, request: &Request, device: &ModelDevice) -> bool {
         let Some(reading) = &device.reading else { return false };
         let stale = self.settings.reading_max_age.is_some_and(|age| reading.at.after(age) < self.now);
-        !stale && below_when_last_judged(request, device)
+        !stale && is_below_last_thresholds(request, device)
     }
 
-    /// What of its places a request that waits keeps others off: not what is above its own thresholds.
-    pub fn claimed_by(&self, request: &Request) -> Claims {
-        let mut claims = Claims::default();
-        for (node, parts) in self.could_use(request) {
+    /// Returns the capacity that a waiting request claims, without devices above its own thresholds.
+    pub fn claims_of_request(&self, request: &Request) -> CapacityClaims {
+        let mut claims = CapacityClaims::default();
+        for (node, parts) in self.eligible_nodes(request) {
             let wanted = |device: &DeviceId| {
-                request.thresholds.is_none() || below_when_last_judged(request, &self.devices[device])
+                request.thresholds.is_none() || is_below_last_thresholds(request, &self.devices[device])
             };
             let devices: Vec<DeviceId> = parts.into_keys().filter(wanted).collect();
             if !needs_no_host(request) && (request.gpus == 0 || !devices.is_empty()) {
@@ -136,16 +139,16 @@ impl Model {
     pub fn host_fits(&self, request: &Request, node: NodeId) -> bool {
         let (cpus, memory) = self.host_promised(node);
         let (facts, up) = (&self.nodes[&node].facts, self.nodes[&node].up);
-        // A node may come back with less than is promised of it; what asks for nothing of that is not hindered.
+        // A node may return with less than is promised of it; requests without host resources are not affected.
         let fits = |wanted: u64, promised: u64, all: u64| wanted == 0 || promised.saturating_add(wanted) <= all;
         needs_no_host(request)
             || (up && fits(request.cpus.0, cpus, facts.cpus.0) && fits(request.host_memory.0, memory, facts.memory.0))
     }
 
-    /// A node where a request fits now, off everything that is claimed.
-    pub fn place_off(&self, request: &Request, claims: &Claims) -> Option<NodeId> {
-        self.could_use(request).into_iter().find_map(|(node, parts)| {
-            let free = |(device, part): &(&DeviceId, &Part)| {
+    /// Returns a node where a request fits now, outside all claims.
+    pub fn node_outside(&self, request: &Request, claims: &CapacityClaims) -> Option<NodeId> {
+        self.eligible_nodes(request).into_iter().find_map(|(node, parts)| {
+            let free = |(device, part): &(&DeviceId, &DevicePart)| {
                 !claims.devices.contains(device) && self.misfit(request, **device, **part).is_none()
             };
             let host = (needs_no_host(request) || !claims.hosts.contains(&node)) && self.host_fits(request, node);
@@ -155,11 +158,11 @@ impl Model {
     }
 
     pub fn most_held(&self, request: &Request) -> u64 {
-        let parts = self.could_use(request).into_values().flatten().map(|(_, part)| part.share);
+        let parts = self.eligible_nodes(request).into_values().flatten().map(|(_, part)| part.share);
         parts.max().unwrap_or(0) * u64::from(request.gpus)
     }
 
-    /// Whether its owner's quota holds a request back.
+    /// Whether the owner's quota holds a request back.
     pub fn over_quota(&self, request: &Request) -> bool {
         let quota = self.policies.quota_of(&request.owner);
         let more = self.most_held(request);
@@ -185,35 +188,35 @@ impl Model {
         [request.max_duration, self.policies.policy_for(request).max_duration].into_iter().flatten().min()
     }
 
-    /// Whether `a` is served before `b`, for certain: in fair share only priority is.
+    /// Whether `a` is certainly served before `b`: in fair share only priority is certain.
     pub fn is_before(&self, a: (LeaseId, &Request), b: (LeaseId, &Request)) -> bool {
         let (first, second) = (self.priority(a.1), self.priority(b.1));
         first > second || (first == second && a.0 < b.0 && self.policies.queue == QueueOrder::Fifo)
     }
 
-    /// Everything that those who wait before a request could use. In fair share: that anybody else could.
-    pub fn claims_before(&self, id: LeaseId, request: &Request) -> Claims {
-        self.claims_of(id, request, |_| true)
+    /// Returns the claims of all earlier waiters; in fair share, of all other waiters.
+    pub fn claims_before(&self, id: LeaseId, request: &Request) -> CapacityClaims {
+        self.collect_claims(id, request, |_| true)
     }
 
-    /// As [`Model::claims_before`], without those who cannot start before the lease would be over.
-    pub fn claims_in_the_way(&self, id: LeaseId, request: &Request) -> Claims {
+    /// As [`PoolModel::claims_before`], without waiters that cannot start before the lease would end.
+    pub fn claims_in_the_way(&self, id: LeaseId, request: &Request) -> CapacityClaims {
         let end = self.held_at_most(request).map(|most| self.now.after(most));
-        self.claims_of(id, request, |earlier| {
+        self.collect_claims(id, request, |earlier| {
             let start = self.certain_start(earlier);
-            end.is_none_or(|end| start.is_none_or(|start| start < end)) || same_wish(earlier, request)
+            end.is_none_or(|end| start.is_none_or(|start| start < end)) || same_needs(earlier, request)
         })
     }
 
-    fn claims_of(&self, id: LeaseId, request: &Request, in_the_way: impl Fn(&Request) -> bool) -> Claims {
-        let mut claims = Claims::default();
+    fn collect_claims(&self, id: LeaseId, request: &Request, in_the_way: impl Fn(&Request) -> bool) -> CapacityClaims {
+        let mut claims = CapacityClaims::default();
         let fifo = self.policies.queue == QueueOrder::Fifo;
         for entry in self.waiting().filter(|entry| entry.id != id) {
             let before = self.is_before((entry.id, &entry.request), (id, request)) || !fifo;
             if before && !self.over_quota(&entry.request) && in_the_way(&entry.request) {
-                let claimed = self.claimed_by(&entry.request);
+                let claimed = self.claims_of_request(&entry.request);
                 if !claimed.hosts.is_empty() {
-                    // Hosts are claimed by what nodes have in common, which may be more than the node itself.
+                    // Hosts are claimed by node shape, which may be more than the node itself.
                     claims.hosts.extend(self.nodes.keys());
                 }
                 claims.devices.extend(claimed.devices);
@@ -222,25 +225,26 @@ impl Model {
         claims
     }
 
-    /// When a request is certain to find a place, counting on certain ends only: the first of those instants at which
-    /// it would fit if everybody who must be gone by then were.
+    /// Returns the time at which a request is certain to find a place, by certain ends only: the first such instant at
+    /// which it fits if all leases that must have ended by then are gone.
     pub fn certain_start(&self, request: &Request) -> Option<PoolTime> {
-        let ends = self.leases.values().filter(|entry| entry.counts()).filter_map(|entry| self.certain_end(entry));
+        let ends =
+            self.leases.values().filter(|entry| entry.holds_capacity()).filter_map(|entry| self.certain_end(entry));
         let instants: BTreeSet<PoolTime> = ends.chain([self.now]).filter(|at| *at >= self.now).collect();
-        let places = self.could_use(request);
+        let places = self.eligible_nodes(request);
         instants.into_iter().find(|&at| places.iter().any(|(node, parts)| self.fits_at(at, request, *node, parts)))
     }
 
-    fn fits_at(&self, at: PoolTime, request: &Request, node: NodeId, parts: &BTreeMap<DeviceId, Part>) -> bool {
-        let stays = |entry: &Entry| entry.counts() && self.certain_end(entry).is_none_or(|end| end > at);
-        let room = |(id, part): &(&DeviceId, &Part)| {
+    fn fits_at(&self, at: PoolTime, request: &Request, node: NodeId, parts: &BTreeMap<DeviceId, DevicePart>) -> bool {
+        let stays = |entry: &ModelLease| entry.holds_capacity() && self.certain_end(entry).is_none_or(|end| end > at);
+        let room = |(id, part): &(&DeviceId, &DevicePart)| {
             let (mut share, mut memory) = (part.share, part.memory);
-            for (_, promise) in self.on_device(**id).filter(|(entry, _)| stays(entry)) {
+            for (_, promise) in self.leases_on(**id).filter(|(entry, _)| stays(entry)) {
                 share += u64::from(promise.share.0);
                 memory += promise.memory.0;
             }
             let device = &self.devices[*id];
-            let wanted = request.thresholds.is_none() || below_when_last_judged(request, device);
+            let wanted = request.thresholds.is_none() || is_below_last_thresholds(request, device);
             wanted && share <= 1000 && (device.facts.memory.is_none() || memory <= device.capacity())
         };
         let facts = &self.nodes[&node].facts;
@@ -253,7 +257,7 @@ impl Model {
         host && parts.iter().filter(room).count() >= usize::from(request.gpus)
     }
 
-    fn certain_end(&self, entry: &Entry) -> Option<PoolTime> {
+    fn certain_end(&self, entry: &ModelLease) -> Option<PoolTime> {
         if entry.draining {
             return Some(self.now);
         }
@@ -261,8 +265,8 @@ impl Model {
     }
 }
 
-/// Whether two requests are alike to placement: then the later one has nothing on the earlier one.
-fn same_wish(a: &Request, b: &Request) -> bool {
+/// Whether two requests are alike to placement: then the later one has no advantage over the earlier one.
+fn same_needs(a: &Request, b: &Request) -> bool {
     let place = |r: &Request| (r.gpus, r.amount, r.isolation, r.thresholds, r.select.clone(), r.cpus, r.host_memory);
     place(a) == place(b)
 }
@@ -271,8 +275,8 @@ pub fn needs_no_host(request: &Request) -> bool {
     request.cpus.0 == 0 && request.host_memory.0 == 0
 }
 
-/// Whether what was foreign on a device when that was last judged is below a request's thresholds.
-fn below_when_last_judged(request: &Request, device: &Device) -> bool {
+/// Whether the last assessed foreign load of a device is below a request's thresholds.
+fn is_below_last_thresholds(request: &Request, device: &ModelDevice) -> bool {
     let (Some(limits), Some(foreign)) = (request.thresholds, device.foreign) else { return false };
     let memory = match (foreign.memory, device.facts.memory) {
         (Some(used), Some(memory)) => {
