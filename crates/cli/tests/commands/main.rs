@@ -1,4 +1,4 @@
-//! The other commands through the real binary, and what README and docs/api.md tell people to type.
+//! The other commands through the real binary, and the commands in README and docs/api.md.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod api_guide;
