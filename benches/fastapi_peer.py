@@ -1,6 +1,6 @@
-"""The statistics route as one would write it with FastAPI: the last reading is kept, and sent when asked for.
+"""Peer for the statistics route, written with FastAPI: it serves the last reading from memory.
 
-/dict leaves it to the framework to turn it into JSON, as most servers do; /bytes sends the JSON kept from before.
+The framework encodes the JSON of /dict, as in most servers; /bytes sends JSON that was encoded before.
 """
 
 import json

@@ -1,13 +1,13 @@
-"""Work that is given to workers: nothing, and giving back an array. In a module, so that every peer can import it."""
+"""Work for workers: return the argument. In its own module, so that all peers can import it."""
 
 from gpu_dispatch import BaseWorker
 
 
-def same(data):
+def echo(data):
     return data
 
 
-class Same(BaseWorker):
+class EchoWorker(BaseWorker):
     def setup(self, gpu_id, seed, **kwargs):
         pass
 

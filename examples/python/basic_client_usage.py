@@ -1,6 +1,6 @@
-"""Asking one server for GPUs: the basics of `gpu_worker_pool`.
+"""Request GPUs from one server with `gpu_worker_pool`.
 
-    gpupool serve --simulate 4xH100        # in another terminal, where there is no GPU
+    gpupool serve --simulate 4xH100        # in another terminal, on a machine without a GPU
     python examples/python/basic_client_usage.py
 """
 
@@ -11,33 +11,33 @@ import asyncio
 from gpu_worker_pool import GPUContextManager, GPUWorkerPoolClient, WorkerTimeoutError
 
 
-async def hold_one() -> None:
-    """Ask, use, give back. Leaving the block of the client gives back whatever was forgotten."""
+async def request_and_release() -> None:
+    """Request, use and release a GPU. The end of the client's block releases all remaining assignments."""
     async with GPUWorkerPoolClient() as client:
         assignment = await client.request_gpu()
-        print(f"{assignment.worker_id} holds GPU {assignment.gpu_id} since {assignment.assigned_at:%H:%M:%S}")
+        print(f"{assignment.worker_id} has GPU {assignment.gpu_id} since {assignment.assigned_at:%H:%M:%S}")
         await client.release_gpu(assignment)
 
 
-async def hold_one_for_a_block() -> None:
-    """The same, and given back also where the block fails."""
+async def use_context_manager() -> None:
+    """Release the GPU at the end of a block, even if the block fails."""
     async with GPUWorkerPoolClient() as client:
         async with GPUContextManager(client) as gpu_id:
-            print(f"this block has GPU {gpu_id} to itself")
+            print(f"this block has GPU {gpu_id} exclusively")
 
 
-async def share_one() -> None:
-    """Two who need half a GPU each are happy with one."""
+async def share_one_gpu() -> None:
+    """Place two halves on one GPU."""
     async with GPUWorkerPoolClient() as client:
         first = await client.request_gpu(fraction=0.5)
         second = await client.request_gpu(fraction=0.5)
-        print(f"two halves, of GPU {first.gpu_id} and GPU {second.gpu_id}")
-        # What a process must be started with to see just its part.
+        print(f"two halves: GPU {first.gpu_id} and GPU {second.gpu_id}")
+        # The environment for a process that uses this part of the GPU.
         print({name: value for name, value in client.assignment_env(first).items() if name.startswith("CUDA")})
 
 
-async def wait_in_line() -> None:
-    """More workers than GPUs: each waits its turn, and nobody is served before somebody who came earlier."""
+async def wait_in_queue() -> None:
+    """Run more workers than GPUs: requests are granted in order of arrival."""
     async with GPUWorkerPoolClient(worker_timeout=60) as client:
 
         async def work(number: int) -> None:
@@ -48,20 +48,20 @@ async def wait_in_line() -> None:
         await asyncio.gather(*(work(number) for number in range(2 * client.get_pool_status().total_gpus)))
 
 
-async def give_up() -> None:
-    """A limit for the wait; what was asked for is taken back."""
+async def time_out() -> None:
+    """Limit the wait: a timed-out request leaves the queue."""
     async with GPUWorkerPoolClient() as client:
         status = client.get_pool_status()
-        everything = await client.request_gpu(gpus=status.total_gpus)
+        all_gpus = await client.request_gpu(gpus=status.total_gpus)
         try:
             await client.request_gpu(timeout=0.5)
         except WorkerTimeoutError as error:
             print(error)
-        await client.release_gpu(everything)
+        await client.release_gpu(all_gpus)
 
 
-async def look() -> None:
-    """How the pool stands, from what is known: no waiting."""
+async def show_status() -> None:
+    """Show the last known status of the pool, without a request to the server."""
     async with GPUWorkerPoolClient() as client:
         async with GPUContextManager(client):
             status = client.get_pool_status()
@@ -71,7 +71,7 @@ async def look() -> None:
 
 
 async def main() -> None:
-    for example in (hold_one, hold_one_for_a_block, share_one, wait_in_line, give_up, look):
+    for example in (request_and_release, use_context_manager, share_one_gpu, wait_in_queue, time_out, show_status):
         print(f"-- {example.__name__}")
         await example()
 

@@ -1,4 +1,4 @@
-"""Counts primes on worker processes, one for each "GPU" (a CPU does it here), and shows what becomes of odd tasks.
+"""Count primes in worker processes, one for each "GPU" (simulated by a CPU here), with tasks that fail or time out.
 
     python examples/python/dispatcher.py
 """
@@ -17,7 +17,7 @@ class PrimeCounter(BaseWorker):
 
     def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
         self.largest = kwargs["largest"]
-        # A program for GPUs would say: self.model = load().to(f"cuda:{gpu_id}")
+        # A program for GPUs would load a model: self.model = load().to(f"cuda:{gpu_id}")
 
     def process(self, data: int) -> int:
         if data < 0:
@@ -39,27 +39,27 @@ def main() -> int:
     limits = [10_000 * n for n in range(1, 40)] + [2_000_000, -1]
     primes: dict[int, int] = {}
     failed: dict[int, str] = {}
-    late: list[int] = []
+    timed_out: list[int] = []
 
-    def keep(task_id: int, data: int, worker_id: int) -> None:
+    def store_result(task_id: int, data: int, worker_id: int) -> None:
         primes[limits[task_id]] = data
 
-    def note(task_id: int, traceback: str, worker_id: int | None) -> None:
+    def store_error(task_id: int, traceback: str, worker_id: int | None) -> None:
         failed[limits[task_id]] = traceback.strip().splitlines()[-1]
 
     dispatcher = Dispatcher(PrimeCounter, gpu_ids=[0, 1])
     dispatcher.run(
         iter(limits),
-        on_success=keep,
-        on_error=note,
-        on_timeout=lambda task_id, timeout, worker_id: late.append(limits[task_id]),
+        on_success=store_result,
+        on_error=store_error,
+        on_timeout=lambda task_id, timeout, worker_id: timed_out.append(limits[task_id]),
         task_timeout=3.0,
         largest=1_000_000,
     )
     print(f"{len(primes)} tasks done; primes below 10000: {primes[10_000]}, below 390000: {primes[390_000]}")
-    for limit, why in failed.items():
-        print(f"task {limit} failed: {why}")
-    print(f"took too long: {late}")
+    for limit, error in failed.items():
+        print(f"task {limit} failed: {error}")
+    print(f"timed out: {timed_out}")
     return 0 if primes[10_000] == 1229 else 1
 
 

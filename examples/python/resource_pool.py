@@ -1,8 +1,8 @@
-"""Workers with limits: who passes them is told at once, and the pool goes on.
+"""Workers with limits: an exceeded limit raises an error at once, and the pool continues.
 
     python examples/python/resource_pool.py
 
-Needs no GPU, no server, and a few seconds.
+The example needs no GPU and no server, and takes a few seconds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def never_ends() -> None:
 
 
 def takes_all_memory() -> None:
-    taken = []
+    chunks = []
     while True:
-        taken.append(bytes(1 << 24))
+        chunks.append(bytes(1 << 24))
 
 
 async def basic(pool: ResourcePool) -> None:
@@ -43,14 +43,14 @@ async def basic(pool: ResourcePool) -> None:
 
 
 def links(count: int) -> list[dict[str, Any]]:
-    """Causal links, with witnesses for and against them."""
-    chance = random.Random(7)
+    """Return causal links with evidence for and against them."""
+    rng = random.Random(7)
     return [
         {
             "id": f"link{number}",
             "source": "training",
             "target": "skills",
-            "evidence": [{"kind": chance.choice(["report", "budget"]), "supports": chance.random() < 0.7} for _ in range(12)],
+            "evidence": [{"kind": rng.choice(["report", "budget"]), "supports": rng.random() < 0.7} for _ in range(12)],
             "required_evidence": ["report", "budget"],
         }
         for number in range(count)
@@ -58,36 +58,36 @@ def links(count: int) -> list[dict[str, Any]]:
 
 
 async def inference(pool: ResourcePool) -> None:
-    found = await BayesianInferenceEngine(pool).infer_mechanism(links(1)[0])
-    low, high = found["credible_interval"]
-    print(f"posterior mean {found['posterior_mean']:.2f} ({low:.2f} to {high:.2f}), {found['necessity_test']}")
+    result = await BayesianInferenceEngine(pool).infer_mechanism(links(1)[0])
+    low, high = result["credible_interval"]
+    print(f"posterior mean {result['posterior_mean']:.2f} ({low:.2f} to {high:.2f}), {result['necessity_test']}")
 
 
-def walk(link: dict[str, Any]) -> dict[str, Any]:
-    """A sampler of one's own: a random walk over the log-odds of the mechanism (Metropolis), with a normal prior."""
+def sample_posterior(link: dict[str, Any]) -> dict[str, Any]:
+    """Sample the posterior by a Metropolis random walk over the log-odds of the mechanism, with a normal prior."""
     supports = [bool(piece["supports"]) for piece in link["evidence"]]
 
     def log_density(odds: float) -> float:
-        for_it = -math.log1p(math.exp(-odds))
-        against = -math.log1p(math.exp(odds))
-        return sum(for_it if support else against for support in supports) - odds * odds / 8
+        supporting = -math.log1p(math.exp(-odds))
+        contradicting = -math.log1p(math.exp(odds))
+        return sum(supporting if support else contradicting for support in supports) - odds * odds / 8
 
-    chance = random.Random(link["id"])
-    odds, drawn, accepted = 0.0, [], 0
+    rng = random.Random(link["id"])
+    odds, samples, accepted = 0.0, [], 0
     for _ in range(5_000):
-        other = odds + chance.gauss(0, 1)
-        if math.log(chance.random()) < log_density(other) - log_density(odds):
-            odds, accepted = other, accepted + 1
-        drawn.append(1 / (1 + math.exp(-odds)))
-    kept = drawn[1_000:]
-    return {"posterior_mean": sum(kept) / len(kept), "acceptance": accepted / len(drawn)}
+        proposal = odds + rng.gauss(0, 1)
+        if math.log(rng.random()) < log_density(proposal) - log_density(odds):
+            odds, accepted = proposal, accepted + 1
+        samples.append(1 / (1 + math.exp(-odds)))
+    retained = samples[1_000:]
+    return {"posterior_mean": sum(retained) / len(retained), "acceptance": accepted / len(samples)}
 
 
 async def concurrent(pool: ResourcePool) -> None:
-    engine = BayesianInferenceEngine(pool, sampler=walk)
-    found = await asyncio.gather(*(engine.infer_mechanism(link) for link in links(10)))
-    workers = sorted({one["worker_id"] for one in found})
-    print(f"10 inferences by workers {workers}, means {[round(one['posterior_mean'], 2) for one in found]}")
+    engine = BayesianInferenceEngine(pool, sampler=sample_posterior)
+    results = await asyncio.gather(*(engine.infer_mechanism(link) for link in links(10)))
+    workers = sorted({result["worker_id"] for result in results})
+    print(f"10 inferences by workers {workers}, means {[round(result['posterior_mean'], 2) for result in results]}")
 
 
 async def errors(pool: ResourcePool) -> None:
@@ -110,9 +110,9 @@ async def monitoring(pool: ResourcePool) -> None:
 async def main() -> None:
     config = ResourceConfig(max_workers=2, worker_timeout_secs=2, worker_memory_mb=256, devices=["cpu"])
     async with ResourcePool(config) as pool:
-        for part in (basic, inference, concurrent, errors, monitoring):
-            print(f"--- {part.__name__}")
-            await part(pool)
+        for example in (basic, inference, concurrent, errors, monitoring):
+            print(f"--- {example.__name__}")
+            await example(pool)
 
 
 if __name__ == "__main__":

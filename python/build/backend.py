@@ -1,7 +1,6 @@
-"""Builds the wheel: maturin's own way, with the `gpupool` command beside the packages.
+"""Build backend: maturin, plus the `gpupool` command in the wheel.
 
-`GPUPOOL_WHEEL_COMMAND` names a command that was built already; `MATURIN_PEP517_ARGS="--profile dev"` builds quickly, and
-then the command as well.
+`GPUPOOL_WHEEL_COMMAND` is the path of a built command; `MATURIN_PEP517_ARGS="--profile dev"` builds with the dev profile.
 """
 
 import os
@@ -10,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import maturin
-from maturin import (  # noqa: F401 - these hooks are maturin's as they are
+from maturin import (  # noqa: F401 - hooks of maturin without a change
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
     get_requires_for_build_wheel,
@@ -21,7 +20,7 @@ SCRIPTS = PACKAGE / "gpupool.data" / "scripts"
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    # Asked for before there is a command; maturin wants its folder to be there.
+    # The metadata is prepared before the command is built, but maturin needs the directory.
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     return maturin.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
 

@@ -1,4 +1,4 @@
-"""Real agents with simulated GPUs, for tests that need them; and the list of tests that this machine cannot run."""
+"""Fixtures that start agents with simulated GPUs, and the list of skipped tests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agents import Agent
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    list_skipped(report)
+    record_skipped(report)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    list_skipped(report)
+    record_skipped(report)
 
 
-def list_skipped(report: Union[pytest.TestReport, pytest.CollectReport]) -> None:
-    """Adds a skipped test, or file of tests, to the file that GPUPOOL_TEST_SKIPS names."""
+def record_skipped(report: Union[pytest.TestReport, pytest.CollectReport]) -> None:
+    """Append a skipped test or test file to the file in GPUPOOL_TEST_SKIPS."""
     path = os.environ.get("GPUPOOL_TEST_SKIPS")
     if path and report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped: ")
@@ -28,7 +28,7 @@ def list_skipped(report: Union[pytest.TestReport, pytest.CollectReport]) -> None
 
 @pytest.fixture
 def start_agent() -> Iterator[Callable[..., Agent]]:
-    """Starts agents, and ends them with the test."""
+    """Return a function that starts agents; they stop at the end of the test."""
     agents: list[Agent] = []
 
     def start(*arguments: str, **settings: Any) -> Agent:
@@ -37,7 +37,7 @@ def start_agent() -> Iterator[Callable[..., Agent]]:
 
     yield start
     for agent in agents:
-        agent.end()
+        agent.stop()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
 use divan::{Bencher, black_box};
-use gpupool_agent::internals::{Filter, Form, Metrics, Scrape, Statistics};
+use gpupool_agent::internals::{DeviceFilter, Form, Metrics, Scrape, Statistics};
 
 fn main() {
     divan::main();
@@ -47,7 +47,7 @@ fn scraped(bencher: Bencher, form: Form) {
             metrics.answered(&method, route, StatusCode::OK, Duration::from_micros(90));
         }
     }
-    let current = Statistics::new(Filter::default(), Duration::from_secs(1), 1).current();
+    let current = Statistics::new(DeviceFilter::default(), Duration::from_secs(1), 1).current();
     let now = gpupool_agent::internals::now();
     bencher.bench(|| {
         let (metrics, current) = (metrics.clone(), current.clone());

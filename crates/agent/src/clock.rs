@@ -1,7 +1,7 @@
-//! The two clocks: the pool's, which no one can set and which goes on while the machine sleeps, and people's.
+//! The two clocks: the pool's, which cannot be set and does not stop while the machine sleeps, and the wall clock.
 //!
-//! The pool's clock counts on from where it stood when the machine was started anew: [`go_on`] is called once, before
-//! the first time is asked for.
+//! After a restart of the machine the pool's clock continues from its saved time: [`continue_from`] is called once, before
+//! the time is first read.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,41 +14,41 @@ use jiff::fmt::temporal::DateTimePrinter;
 use jiff::tz::Offset;
 use rustix::time::{ClockId, clock_gettime};
 
-/// How far the pool's clock is ahead of the time since the machine started.
+/// The milliseconds by which the pool's clock is ahead of the time since the machine started.
 static AHEAD: AtomicU64 = AtomicU64::new(0);
 
-/// The pool's time in milliseconds.
+/// Returns the pool's time.
 pub fn now() -> PoolTime {
     PoolTime(uptime().saturating_add(AHEAD.load(Ordering::Relaxed)))
 }
 
-/// Lets the pool's clock go on from an instant that was kept, and not before `latest`, the last time in any row.
-pub fn go_on(kept: Option<&ClockAnchor>, latest: PoolTime) {
-    let ahead = ahead(kept, latest, &boot(), uptime(), SystemTime::now());
+/// Lets the pool's clock continue from a saved instant, and not before `latest`, the last time in any row.
+pub fn continue_from(saved: Option<&ClockAnchor>, latest: PoolTime) {
+    let ahead = ahead(saved, latest, &boot(), uptime(), SystemTime::now());
     AHEAD.store(ahead.0, Ordering::Relaxed);
 }
 
-/// The present instant, to be kept.
+/// Returns the present instant, to be saved.
 pub fn anchor() -> ClockAnchor {
     ClockAnchor { boot: boot(), ahead: Millis(AHEAD.load(Ordering::Relaxed)), at: both() }
 }
 
-/// On the same start of the machine the clock simply goes on. After another one it stands where the wall clock says, but
-/// never before what it said already.
-fn ahead(kept: Option<&ClockAnchor>, latest: PoolTime, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
-    let ahead = match kept {
-        Some(kept) if kept.boot == boot => kept.ahead,
-        Some(kept) => {
-            let passed = wall.duration_since(kept.at.wall).unwrap_or_default();
+/// Returns how far the clock is ahead. After a restart of the machine the wall clock tells the time that has passed; the
+/// clock never goes back.
+fn ahead(saved: Option<&ClockAnchor>, latest: PoolTime, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
+    let ahead = match saved {
+        Some(saved) if saved.boot == boot => saved.ahead,
+        Some(saved) => {
+            let passed = wall.duration_since(saved.at.wall).unwrap_or_default();
             let passed = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
-            Millis(kept.at.pool.0.saturating_add(passed).saturating_sub(uptime))
+            Millis(saved.at.pool.0.saturating_add(passed).saturating_sub(uptime))
         }
         None => Millis(0),
     };
     ahead.max(Millis(latest.0.saturating_sub(uptime)))
 }
 
-/// Identifies this start of the machine.
+/// Returns the kernel's id of this start of the machine.
 fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
@@ -59,30 +59,30 @@ fn uptime() -> u64 {
     secs.saturating_mul(1000).saturating_add(nanos / 1_000_000)
 }
 
-/// An instant on both clocks.
+/// Returns the present instant on both clocks.
 pub fn both() -> gpupool_store::ClockReading {
     gpupool_store::ClockReading { pool: now(), wall: SystemTime::now() }
 }
 
-/// A time of the pool on the wall, by an instant on both clocks.
+/// Converts a time of the pool to the wall clock, by an instant on both clocks.
 pub fn wall(time: PoolTime, at: gpupool_store::ClockReading) -> SystemTime {
     let apart = |millis| Duration::from_millis(millis);
-    let told = if time >= at.pool {
+    let converted = if time >= at.pool {
         at.wall.checked_add(apart(time.since(at.pool).0))
     } else {
         at.wall.checked_sub(apart(at.pool.since(time).0))
     };
-    told.unwrap_or(at.wall)
+    converted.unwrap_or(at.wall)
 }
 
-/// A time for people and programs: ISO 8601 with an offset, to the millisecond.
+/// Formats a time: ISO 8601 with an offset, to the millisecond.
 pub fn iso(at: SystemTime) -> String {
     const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
     let at = Timestamp::try_from(at).unwrap_or(Timestamp::MAX);
     PRINTER.timestamp_with_offset_to_string(&at, Offset::UTC)
 }
 
-/// A time of the pool for people and programs.
+/// Formats a time of the pool.
 pub fn iso_of(time: PoolTime, at: gpupool_store::ClockReading) -> String {
     iso(wall(time, at))
 }
@@ -94,25 +94,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pools_clock_goes_on_after_a_restart_of_agent_and_machine_and_never_back() {
+    fn the_pool_clock_continues_after_a_restart_and_never_goes_back() {
         let at = |secs| UNIX_EPOCH + Duration::from_secs(secs);
-        let kept = ClockAnchor {
+        let saved = ClockAnchor {
             boot: "a".into(),
             ahead: Millis(500),
             at: gpupool_store::ClockReading { pool: PoolTime(90_500), wall: at(1_000) },
         };
-        let ahead = |boot, uptime, wall| super::ahead(Some(&kept), PoolTime(91_000), boot, uptime, at(wall)).0;
-        // The same start of the machine, whatever the wall clock says.
+        let ahead = |boot, uptime, wall| super::ahead(Some(&saved), PoolTime(91_000), boot, uptime, at(wall)).0;
+        // On the same start of the machine the wall clock does not matter.
         assert_eq!(ahead("a", 200_000, 1), 500);
-        // Another start, an hour later, three seconds old.
+        // The machine was started anew an hour later, three seconds ago.
         assert_eq!(ahead("b", 3_000, 4_600) + 3_000, 90_500 + 3_600_000);
-        // The wall clock was put back: not before the last time anything happened.
+        // The wall clock was set back: the clock does not go behind the last time in a row.
         assert_eq!(ahead("b", 3_000, 10) + 3_000, 91_000);
         assert_eq!(super::ahead(None, PoolTime(0), "a", 3_000, at(0)), Millis(0));
     }
 
     #[test]
-    fn a_time_of_the_pool_is_told_by_an_instant_on_both_clocks() {
+    fn a_pool_time_is_converted_by_an_instant_on_both_clocks() {
         let at = gpupool_store::ClockReading {
             pool: PoolTime(10_000),
             wall: UNIX_EPOCH + Duration::from_secs(1_000_000_000),

@@ -1,7 +1,7 @@
-//! What happened, for whoever wants to follow it: the last so many events, each with a number to go on from.
+//! The latest events, each with a number from which a stream can continue.
 //!
-//! The owner thread adds events after their commit; any number of streams read them. A stream that fell behind what is
-//! kept, or that comes from another run of the agent, is told to look at the whole again.
+//! The authority adds events after their commit; any number of streams read them. A stream that fell behind the retained
+//! events, or that comes from another run of the agent, gets a reset.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpupool_api::events::EventBody;
 use tokio::sync::watch;
 
-use crate::limits::EVENTS_KEPT;
+use crate::limits::EVENTS_RETAINED;
 
-/// The number of an event: which run of the agent, and its place in it.
+/// The number of an event: the run of the agent and the place in that run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventId {
-    /// Which run.
+    /// The id of the run.
     pub run: Arc<str>,
     /// Its place, from 1.
     pub place: u64,
@@ -28,84 +28,86 @@ impl std::fmt::Display for EventId {
 
 /// Events that a stream has not seen.
 #[derive(Debug, Default, PartialEq)]
-pub struct Batch {
+pub struct EventBatch {
     /// Whether events before these are missing.
     pub missed: bool,
     /// The events with their places.
     pub events: Vec<(u64, Arc<EventBody>)>,
 }
 
-/// The last events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
+/// The latest events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
 pub struct Events {
     run: Arc<str>,
-    kept: Mutex<Kept>,
+    retained: Mutex<RetainedEvents>,
     last: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct RetainedEvents {
     events: VecDeque<Arc<EventBody>>,
     /// The place of the last one.
     last: u64,
 }
 
 impl Events {
-    /// No events yet, of this run.
+    /// Returns the empty events of a run.
     pub fn new(run: Arc<str>) -> Self {
-        Self { run, kept: Mutex::default(), last: watch::Sender::new(0) }
+        Self { run, retained: Mutex::default(), last: watch::Sender::new(0) }
     }
 
-    /// Which run of the agent this is.
+    /// Returns the id of this run of the agent.
     pub fn run(&self) -> &Arc<str> {
         &self.run
     }
 
-    /// Adds events, and wakes those who follow.
-    pub fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>) {
-        let mut kept = self.lock();
-        let before = kept.last;
+    /// Adds events, runs `publish` with the place of the last one, and then wakes the streams. No stream sees an event
+    /// before `publish` has returned.
+    pub fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>, publish: impl FnOnce(u64)) {
+        let mut retained = self.lock();
+        let before = retained.last;
         for event in events {
-            kept.last += 1;
-            kept.events.push_back(event);
-            if kept.events.len() > EVENTS_KEPT {
-                kept.events.pop_front();
+            retained.last += 1;
+            retained.events.push_back(event);
+            if retained.events.len() > EVENTS_RETAINED {
+                retained.events.pop_front();
             }
         }
-        if kept.last != before {
-            self.last.send_replace(kept.last);
+        publish(retained.last);
+        if retained.last != before {
+            self.last.send_replace(retained.last);
         }
     }
 
-    /// The place of the last event.
+    /// Returns the place of the last event.
     pub fn last(&self) -> u64 {
         self.lock().last
     }
 
-    /// Where to go on from what a client says it saw last; `None` where that is of another run or nonsense.
+    /// Returns the place in an event number of a client; `None` if the number is malformed, of another run, or of the future.
     pub fn place_of(&self, id: &str) -> Option<u64> {
         let (run, place) = id.rsplit_once('-')?;
         let place = place.parse().ok()?;
         (run == &*self.run && place <= self.last()).then_some(place)
     }
 
-    /// What came after a place, at most so many.
-    pub fn after(&self, place: u64, most: usize) -> Batch {
-        let kept = self.lock();
-        let first = kept.last + 1 - kept.events.len() as u64;
+    /// Returns the events after a place, at most `most` of them.
+    pub fn after(&self, place: u64, most: usize) -> EventBatch {
+        let retained = self.lock();
+        let first = retained.last + 1 - retained.events.len() as u64;
         let from = (place + 1).max(first);
         let skip = usize::try_from(from - first).unwrap_or(usize::MAX);
-        let events = kept.events.iter().skip(skip).take(most).cloned();
-        Batch { missed: place + 1 < first, events: (from..).zip(events).collect() }
+        let events = retained.events.iter().skip(skip).take(most).cloned();
+        EventBatch { missed: place + 1 < first, events: (from..).zip(events).collect() }
     }
 
-    /// Tells when there are more events.
+    /// Returns a receiver that changes when there are more events.
     pub fn follow(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        // Whoever panicked while adding left whole events.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, RetainedEvents> {
+        // A panic while adding leaves whole events.
+        self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,23 +129,32 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_where_it_stopped_and_knows_what_it_missed() {
+    fn a_stream_continues_where_it_stopped_and_learns_of_missed_events() {
         let events = Events::new("run".into());
-        events.add(["a", "b", "c"].map(event).map(Arc::new));
+        events.add(["a", "b", "c"].map(event).map(Arc::new), |_| ());
         let after = events.after(1, 10);
         assert!(!after.missed);
         assert_eq!(after.events.iter().map(|(place, e)| (*place, &*e.kind)).collect::<Vec<_>>(), [(2, "b"), (3, "c")]);
-        events.add((0..EVENTS_KEPT).map(|_| Arc::new(event("x"))));
+        events.add((0..EVENTS_RETAINED).map(|_| Arc::new(event("x"))), |_| ());
         let after = events.after(1, 2);
         assert!(after.missed);
         assert_eq!(after.events.first().map(|(place, _)| *place), Some(4));
-        assert_eq!(events.after(events.last(), 10), Batch::default());
+        assert_eq!(events.after(events.last(), 10), EventBatch::default());
     }
 
     #[test]
-    fn a_number_of_another_run_or_of_the_future_is_not_taken() {
+    fn a_stream_is_woken_after_the_state_with_its_event_is_published() {
+        let events = Events::new("run".into());
+        let stream = events.follow();
+        let mut published = None;
+        events.add([Arc::new(event("a"))], |last| published = Some((last, stream.has_changed().unwrap())));
+        assert_eq!((published, stream.has_changed().unwrap()), (Some((1, false)), true));
+    }
+
+    #[test]
+    fn a_number_of_another_run_or_of_the_future_is_refused() {
         let events = Events::new("run-a".into());
-        events.add([Arc::new(event("a"))]);
+        events.add([Arc::new(event("a"))], |_| ());
         assert_eq!(events.place_of("run-a-1"), Some(1));
         assert_eq!(events.place_of("run-b-1"), None);
         assert_eq!(events.place_of("run-a-2"), None);

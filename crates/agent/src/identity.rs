@@ -1,44 +1,44 @@
-//! Who asks, and what that lets them do.
+//! Callers and their rights.
 
 use std::sync::Arc;
 
-/// What a caller may do.
+/// The rights of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Look at what everybody may see.
+    /// May read public information.
     Reader,
-    /// Take leases, and do with one's own as one likes.
+    /// May take leases and change its own.
     User,
-    /// Do as one likes with anybody's, and with devices.
+    /// May change every lease and every device.
     Admin,
 }
 
-/// Owners that nobody vouches for have this before their name, so that they can never be taken for one who is known.
+/// The prefix of owners without proof of identity. No identified owner has it.
 pub const ANONYMOUS: &str = "anonymous";
 
-/// Somebody who asks.
+/// The sender of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// On whose account.
+    /// The owner of the leases that it takes.
     pub owner: Arc<str>,
-    /// What they may do.
+    /// Its rights.
     pub role: Role,
-    /// The user they run as, where the kernel vouches for it.
+    /// Its user id, if the kernel confirms it.
     pub uid: Option<u32>,
 }
 
 impl Caller {
-    /// Somebody of the network who showed nothing.
+    /// Returns a caller from the network without a token.
     pub fn reader() -> Self {
         Self { owner: ANONYMOUS.into(), role: Role::Reader, uid: None }
     }
 
-    /// The agent itself.
+    /// Returns the agent itself.
     pub fn agent() -> Self {
         Self { owner: "gpupool".into(), role: Role::Admin, uid: None }
     }
 
-    /// Whether they may do as they like with what this owner took. Those nobody vouches for share what they took.
+    /// Whether it may change leases of this owner. Anonymous callers share their leases.
     pub fn may_act_for(&self, owner: &str) -> bool {
         match self.role {
             Role::Admin => true,

@@ -8,25 +8,25 @@ use gpupool_core::Millis;
 pub const MESSAGES: usize = 16_384;
 /// The messages that share one commit.
 pub const BATCH: usize = 1_024;
-/// The orders that may wait for a node. The authority keeps the others.
+/// The orders that may wait in the channel to a node. The others wait in the authority.
 pub const ORDERS: usize = 4_096;
 /// The time after which the authority tries to send orders again that a node could not take.
 pub const ORDER_RETRY: Duration = Duration::from_millis(50);
-/// The longest time that the authority rests before it confirms its snapshot.
+/// The longest time that the authority waits for a message before it confirms its snapshot.
 pub const AUTHORITY_BEAT: Duration = Duration::from_secs(1);
-/// The silence after which the authority is taken for stuck, unless it waits for its disk.
+/// The silence after which the authority counts as stuck, unless it waits for its disk.
 pub const AUTHORITY_SILENCE: Millis = Millis::from_secs(20);
-/// The age of the snapshot from which on `/health` says that the authority does not answer.
+/// The age of the snapshot from which `/health` reports that the authority does not respond.
 pub const SNAPSHOT_OLD: Millis = Millis::from_secs(3);
-/// The time that a look at the pool or at the audit trail may take before it is refused as busy.
+/// The time that a query of the pool or of the audit trail may take before it is refused as busy.
 pub const QUERY_PATIENCE: Duration = Duration::from_secs(2);
 /// The queries of the audit trail that may wait. More are refused as busy.
 pub const TRAIL_QUERIES: usize = 64;
-/// The events that are kept for streams to continue from.
-pub const EVENTS_KEPT: usize = 10_000;
+/// The events that are retained for streams to continue from.
+pub const EVENTS_RETAINED: usize = 10_000;
 /// The events that are sent to a stream at once.
 pub const EVENTS_AT_ONCE: usize = 256;
-/// The time between two rounds in which followed leases are kept in the queue.
+/// The time between two rounds that extend the patience of followed leases.
 pub const FOLLOW_EVERY: Millis = Millis::from_secs(5);
 /// The leases that one call may follow.
 pub const FOLLOWED_BY_CALL: usize = 4_096;
@@ -36,7 +36,7 @@ pub const FOLLOWED: usize = 1_048_576;
 pub const JOBS_OF_A_LEASE: usize = 1_024;
 /// The batches in the write-ahead buffer of the store from which on it is flushed, once the callers have their answers.
 pub const BUFFERED_BATCHES: usize = 32;
-/// The time that the write-ahead buffer waits for a moment in which there is nothing else to do.
+/// The time that the write-ahead buffer waits for an idle moment.
 pub const FLUSH_WAIT: Duration = Duration::from_millis(200);
 /// The time after which a store that failed is tried again.
 pub const STORE_RETRY: Duration = Duration::from_secs(1);

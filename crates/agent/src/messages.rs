@@ -24,7 +24,7 @@ pub enum NodeReport {
         /// The holder that ended. The report means nothing once another one holds the lease.
         holder: LeaseHolder,
     },
-    /// The node has ended everything that it ran under a lease, as [`NodeOrder::End`] told it to.
+    /// The node has ended everything that ran under a lease, as [`NodeOrder::End`] demands.
     Drained {
         /// The lease that ended.
         lease: LeaseId,
@@ -141,5 +141,41 @@ pub(crate) fn test_facts(identity: DeviceIdentity) -> DeviceFacts {
         partition: None,
         isolation: gpupool_core::IsolationSupport::BASIC,
         labels: Default::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_and_orders_survive_a_round_trip_over_a_wire() {
+        let (lease, identity) = (LeaseId(7), DeviceIdentity::Uuid("GPU-0".into()));
+        let holder = LeaseHolder::Supervisor { pid: 8, started: 9 };
+        let device = DeviceSample {
+            gpu_id: GpuId(0),
+            facts: Arc::new(test_facts(identity.clone())),
+            health: DeviceHealth::Healthy,
+            reading: Some(DeviceReading::idle(gpupool_core::PoolTime(5))),
+        };
+        let labels = Default::default();
+        let node = NodeFacts { name: "node".into(), cpus: gpupool_core::MilliCpus(1), memory: Bytes(2), labels };
+        for report in [
+            NodeReport::Sampled(Box::new(NodeSample { node, devices: vec![device], links: Vec::new() })),
+            NodeReport::HolderGone { lease, holder: holder.clone() },
+            NodeReport::Drained { lease },
+        ] {
+            let text = serde_json::to_string(&report).unwrap();
+            assert_eq!(serde_json::from_str::<NodeReport>(&text).unwrap(), report, "{text}");
+        }
+        let devices = vec![PreparedDevice { identity, share: Share::WHOLE, memory: Bytes(3) }];
+        for order in [
+            NodeOrder::Fence { leases: vec![FencedLease { lease, holder: Some(holder) }] },
+            NodeOrder::Prepare { lease, devices },
+            NodeOrder::End { lease, taken_back: true, awaited: true },
+        ] {
+            let text = serde_json::to_string(&order).unwrap();
+            assert_eq!(serde_json::from_str::<NodeOrder>(&text).unwrap(), order, "{text}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The life of an agent: everything starts in order and ends in the reverse order.
 //!
 //! The store is opened first, which locks out other agents of the same state directory. Then the authority continues from
-//! the rows, the node takes over running jobs and reads its devices, and only then do the sockets open: every answer is
-//! given from known state. SIGTERM and SIGINT drain: running answers are finished, leases stay. SIGHUP reads the
+//! the rows, the node takes over running jobs and reads its devices, and only then do the sockets open: every response
+//! comes from known state. SIGTERM and SIGINT drain: open requests are finished, leases stay. SIGHUP reads the
 //! configuration and the certificates again.
 
 use std::io::Write;
@@ -11,22 +11,26 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpupool_config::{Config, ConfigProblems, LoadedConfig};
-use gpupool_core::{DrainMode, Millis, PoolCounters, PoolRow, PoolSettings, PoolTime};
+use gpupool_core::{DrainMode, LeaseId, Millis, PoolCounters, PoolRow, PoolSettings, PoolTime};
 use gpupool_store::{LeaseStore, LoadedRows, SqliteStore};
+use tokio::runtime::{self, Runtime};
 
-use crate::authority::{self, Authority, AuthoritySpec, keep_house, save_clock};
+use crate::authority::{self, Authority, AuthoritySpec, run_housekeeping, save_clock};
 use crate::error::AgentError;
 use crate::events::Events;
 use crate::http::{self, App};
 use crate::messages::NodeLink;
 use crate::metrics::Metrics;
 use crate::net::{self, Net, Shutdown, Tls};
-use crate::node::statistics::{Filter, Statistics};
-use crate::node::{self, JobCgroups, Node, NodeSpec, RunningNode, Sources};
+use crate::node::statistics::{DeviceFilter, Statistics};
+use crate::node::{self, JobCgroups, Node, NodeSpec, ReadingSources, RunningNode};
 use crate::{clock, service_manager, signals};
 
-/// The time, apart from three refresh intervals, after which an unread device's reading says nothing any more.
+/// The time, in addition to three refresh intervals, after which the last reading of a device is no longer valid.
 const UNREAD_AT_MOST: Duration = Duration::from_secs(10);
+
+/// The time that blocking work may take after everything else has ended.
+const END_AT_MOST: Duration = Duration::from_secs(1);
 
 /// Everything that an agent starts with.
 pub struct AgentSpec {
@@ -40,29 +44,37 @@ pub struct AgentSpec {
     pub finish_log: Box<dyn Fn() + Send>,
 }
 
-/// Runs an agent until it is told to stop.
+/// Runs an agent until a signal stops it.
 pub fn serve(spec: AgentSpec) -> Result<(), AgentError> {
     net::raise_open_files();
     let threads = std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name("http")
         .enable_all()
         .build()
         .map_err(AgentError::Start)?;
-    runtime.block_on(run(spec))
+    run_bounded(runtime, run(spec))
+}
+
+/// Runs a future and ends the runtime in bounded time, also while a thread of it waits for a disk that hangs.
+fn run_bounded<T>(runtime: Runtime, future: impl Future<Output = T>) -> T {
+    let result = runtime.block_on(future);
+    runtime.shutdown_timeout(END_AT_MOST);
+    result
 }
 
 async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let started = Instant::now();
     let config = Arc::new(spec.loaded.config.clone());
     let (store, rows) = open_store(&config)?;
-    let sources = Sources::open(&config)?;
+    check_node_name(&config.server.node_name, &rows)?;
+    let sources = ReadingSources::open(&config)?;
     let events = Arc::new(Events::new(run_id().into()));
     let metrics = Arc::new(Metrics::new());
     let cgroups = Arc::new(JobCgroups::detect(&config.server.state_dir));
     tracing::info!("jobs are held by: {}", cgroups.describe());
-    let filter = Filter::new(config.monitoring.cuda_visible_devices.clone());
+    let filter = DeviceFilter::new(config.monitoring.cuda_visible_devices.clone());
     let (refresh, history) = (config.monitoring.refresh_interval, config.monitoring.max_history as usize);
     let statistics = Arc::new(Statistics::new(filter, refresh, history));
 
@@ -104,9 +116,9 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     service_manager::ready();
     let tasks = [
         tokio::spawn(signals::run(spec, tls, authority.clone(), shutdown.clone())),
-        tokio::spawn(keep_house(authority.clone(), config.leases.history_retention_days)),
+        tokio::spawn(run_housekeeping(authority.clone(), config.leases.history_retention_days)),
         tokio::spawn(service_manager::feed_watchdog(authority.clone())),
-        tokio::spawn(answer_calls_at_shutdown(authority.clone(), shutdown.clone())),
+        tokio::spawn(reply_to_calls_at_shutdown(authority.clone(), shutdown.clone())),
     ];
     let ended = net.serve(router, shutdown).await;
     service_manager::stopping();
@@ -130,7 +142,7 @@ fn open_store(config: &Config) -> Result<(Box<dyn LeaseStore>, Vec<PoolRow>), Ag
     }
     let anchor = store.clock_anchor().map_err(AgentError::Read)?;
     let latest = rows.iter().filter_map(latest_time).max().unwrap_or(PoolTime(0));
-    clock::go_on(anchor.as_ref(), latest);
+    clock::continue_from(anchor.as_ref(), latest);
     Ok((Box::new(store), rows))
 }
 
@@ -141,6 +153,29 @@ fn latest_time(row: &PoolRow) -> Option<PoolTime> {
         PoolRow::Usage(usage) => Some(usage.settled_at),
         _ => None,
     }
+}
+
+/// Refuses a state with live leases of a node of another name. This node would end their jobs as those of unknown leases,
+/// grant their devices again, and not watch their holders.
+fn check_node_name(name: &str, rows: &[PoolRow]) -> Result<(), AgentError> {
+    let others = rows.iter().filter_map(|row| match row {
+        PoolRow::Node(row) if *row.facts.name != *name => Some(row),
+        _ => None,
+    });
+    for other in others {
+        let is_its_lease = |row: &PoolRow| match row {
+            PoolRow::Lease(lease) if lease.node == Some(other.node) && (lease.state.is_granted() || lease.draining) => {
+                Some(lease.id)
+            }
+            _ => None,
+        };
+        let leases: Vec<LeaseId> = rows.iter().filter_map(is_its_lease).collect();
+        if !leases.is_empty() {
+            let leases = leases.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            return Err(AgentError::NodeRenamed { old: other.facts.name.to_string(), new: name.to_owned(), leases });
+        }
+    }
+    Ok(())
 }
 
 fn start_authority(
@@ -224,9 +259,9 @@ fn announce(net: &Net, config: &Config, started: Instant) {
 }
 
 /// Answers the long polls when the agent stops, so that their connections can end.
-async fn answer_calls_at_shutdown(authority: Authority, shutdown: Shutdown) {
+async fn reply_to_calls_at_shutdown(authority: Authority, shutdown: Shutdown) {
     shutdown.begun().await;
-    authority.answer_calls().await;
+    authority.reply_to_open_calls().await;
 }
 
 async fn finish(node: RunningNode, authority: &Authority, authority_thread: JoinHandle<()>) {
@@ -240,7 +275,7 @@ async fn finish(node: RunningNode, authority: &Authority, authority_thread: Join
     if !tokio::time::timeout(Duration::from_secs(5), ended).await.is_ok_and(|joined| joined.unwrap_or(false)) {
         tracing::warn!("the authority or the sampler did not end in time");
     }
-    tracing::info!("stopped; leases are kept");
+    tracing::info!("stopped; leases stay");
 }
 
 fn run_id() -> String {
@@ -250,4 +285,24 @@ fn run_id() -> String {
         bytes = clock::now().0.to_le_bytes();
     }
     format!("{:016x}", u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_hangs_does_not_keep_the_agent_from_ending() {
+        let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let (unblock, hangs) = std::sync::mpsc::channel::<()>();
+        let ended = std::thread::spawn(move || {
+            run_bounded(runtime, async move { drop(tokio::task::spawn_blocking(move || hangs.recv().is_err())) });
+        });
+        let start = Instant::now();
+        while !ended.is_finished() {
+            assert!(start.elapsed() < Duration::from_secs(60), "it waits for a thread that hangs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(unblock);
+    }
 }

@@ -1,4 +1,4 @@
-//! The protocol of systemd: the agent tells when it is ready or stopping, and feeds the watchdog.
+//! The notification protocol of systemd: the agent reports that it is ready or stopping, and feeds the watchdog.
 
 use std::env;
 use std::os::linux::net::SocketAddrExt;
@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use crate::authority::Authority;
 
-/// The agent answers now.
+/// Reports that the agent is ready.
 pub fn ready() {
     send("READY=1\nSTATUS=answering");
 }
 
-/// The agent is ending.
+/// Reports that the agent is stopping.
 pub fn stopping() {
     send("STOPPING=1\nSTATUS=ending");
 }
 
-/// The agent read its configuration again.
+/// Reports that the configuration was reloaded.
 pub fn reloaded() {
     send("STATUS=configuration read again");
 }
@@ -29,13 +29,13 @@ pub async fn feed_watchdog(authority: Authority) {
         if authority.is_alive() {
             send("WATCHDOG=1");
         } else {
-            tracing::error!("the authority gives no sign of life; the service manager will start the agent anew");
+            tracing::error!("the authority does not respond; the service manager will restart the agent");
         }
         tokio::time::sleep(interval).await;
     }
 }
 
-/// Returns the time between two signs of life: a third of what the service manager waits for.
+/// Returns the time between two watchdog messages: a third of the time that the service manager waits.
 fn watchdog_interval(micros: Option<&str>) -> Option<Duration> {
     let micros: u64 = micros?.parse().ok().filter(|micros| *micros > 0)?;
     Some(Duration::from_micros(micros) / 3)
@@ -51,7 +51,7 @@ fn send(text: &str) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(text.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::debug!(%error, "the service manager was not told");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 

@@ -1,13 +1,13 @@
-//! Names of users, by the machine's own list: asking a directory service could hang.
+//! Names of users, from `/etc/passwd`: a directory service could hang.
 
 use std::collections::HashMap;
 use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Users remembered; the list is read again for others.
-const REMEMBERED: usize = 4_096;
+/// The number of users whose names are cached. For others the list is read each time.
+const CACHED_NAMES: usize = 4_096;
 
-/// The name of a user; `uid:N` where the list has none.
+/// Returns the name of a user; `uid:N` if the list has none.
 pub fn name_of(uid: u32) -> Arc<str> {
     static KNOWN: Mutex<Option<HashMap<u32, Arc<str>>>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -17,7 +17,7 @@ pub fn name_of(uid: u32) -> Arc<str> {
     }
     let list = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let name: Arc<str> = name_in(&list, uid).map_or_else(|| format!("uid:{uid}").into(), Into::into);
-    if known.len() < REMEMBERED {
+    if known.len() < CACHED_NAMES {
         known.insert(uid, name.clone());
     }
     name

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use gpupool_agent::internals::{Filter, Form, Metrics, Scrape, Statistics};
+use gpupool_agent::internals::{DeviceFilter, Form, Metrics, Scrape, Statistics};
 
 fn text(form: Form) -> String {
     let metrics = Arc::new(Metrics::new());
     metrics.know_routes(["/gpu/stats".to_owned()]);
     metrics.answered(&Method::GET, "/gpu/stats", StatusCode::OK, Duration::from_micros(70));
     metrics.answered(&Method::PUT, "/made/up", StatusCode::NOT_FOUND, Duration::from_secs(1000));
-    let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
+    let statistics = Statistics::new(DeviceFilter::default(), Duration::from_secs(1), 1);
     let now = gpupool_agent::internals::now();
     Scrape { metrics, current: statistics.current(), snapshot: None, node: "here".into(), now }.encode(form)
 }

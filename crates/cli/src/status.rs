@@ -119,7 +119,7 @@ async fn fetch_report(client: &AgentClient) -> Result<StatusReport, ClientError>
     let endpoint = client.endpoint().to_string();
     let pool = match client.pool().await {
         // No such route: this may be a statistics server.
-        Err(error @ ClientError::NotOurs { status: 404, .. }) => {
+        Err(error @ ClientError::NotAnAgent { status: 404, .. }) => {
             return client.stats().await.map(|stats| StatusReport::None { endpoint, stats }).map_err(|_| error);
         }
         response => Box::new(response?),

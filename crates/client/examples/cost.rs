@@ -1,9 +1,9 @@
-//! What the client costs; `benches/run-client` uses it.
+//! Measures the cost of the client, for `benches/run-client`.
 //!
-//! - `cost pairs ADDRESS SECONDS`: takes a GPU and gives it back, over and over, in turn by the bare HTTP library (`reqwest`,
-//!   the same bodies, no retries, nothing kept) and through the client. Prints the median of each in µs.
-//! - `cost wait ADDRESSES N`: N requests that wait at all these addresses (commas between); prints how much memory this process
-//!   took for them, in MiB, and waits for the end of standard input.
+//! - `cost pairs ADDRESS SECONDS`: requests and releases a GPU repeatedly, alternating between the bare HTTP library
+//!   (`reqwest`, the same bodies, no retries, no state) and the client. Prints the median of each in µs.
+//! - `cost wait ADDRESSES N`: lets N requests wait at all addresses (comma-separated); prints the memory that this
+//!   process uses for them, in MiB, and waits for the end of standard input.
 
 use std::error::Error;
 use std::io::Read as _;
@@ -24,7 +24,7 @@ async fn main() -> Outcome<()> {
     }
 }
 
-/// In a task of the runtime, as programs have it; the main thread is none of its workers.
+/// Runs in a task of the runtime, as in real programs; the main thread is not one of its workers.
 async fn pairs(address: &str, seconds: f64) -> Outcome<()> {
     let address = address.to_owned();
     let (mut bare, mut ours) = tokio::spawn(measure(address, seconds)).await??;
@@ -33,16 +33,16 @@ async fn pairs(address: &str, seconds: f64) -> Outcome<()> {
 }
 
 async fn measure(address: String, seconds: f64) -> Outcome<(Vec<Duration>, Vec<Duration>)> {
-    // Wanted by reqwest though nothing here is encrypted; where there is one already, it does.
+    // reqwest requires a provider even without encryption; an installed one is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let http = reqwest::Client::builder().no_proxy().build()?;
-    // A simulated GPU is busy for a moment after it was given back: that is not what is measured.
+    // A simulated GPU stays busy for a moment after a release, which must not affect the measurement.
     let client = Client::builder().endpoint(&address).memory_threshold(100.0).utilization_threshold(100.0).build()?;
     client.start().await?;
     let (mut bare, mut ours) = (Vec::new(), Vec::new());
     let end = Instant::now() + Duration::from_secs_f64(seconds);
     while Instant::now() < end {
-        // In turn, so that whatever else the machine does hits both alike.
+        // Alternating, so that other load on the machine affects both alike.
         let began = Instant::now();
         by_hand(&http, &address).await?;
         bare.push(began.elapsed());
@@ -53,9 +53,9 @@ async fn measure(address: String, seconds: f64) -> Outcome<(Vec<Duration>, Vec<D
     Ok((bare, ours))
 }
 
-/// What a program without the client would do: ask, read the lease, give it back.
+/// The calls of a program without the client: request, parse, release.
 async fn by_hand(http: &reqwest::Client, address: &str) -> Outcome<()> {
-    // The same body as the client sends: thresholds travel with each request.
+    // The same body as the client's: thresholds travel with each request.
     let body = serde_json::json!({
         "queue": false, "worker_id": "worker-1", "memory_threshold": 100.0, "utilization_threshold": 100.0,
     });
@@ -83,7 +83,7 @@ async fn wait(addresses: &str, count: usize) -> Outcome<()> {
         let client = client.clone();
         tokio::spawn(async move { client.request(RequestBody::default()).await });
     }
-    // Until all of them wait at all endpoints, and some more: what they cost while nothing happens.
+    // Until all requests wait at all endpoints, and a while longer, to measure their idle cost.
     while client.pool_status()?.blocked_workers < count {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

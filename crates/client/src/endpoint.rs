@@ -1,4 +1,4 @@
-//! Where an agent answers: an address on the network, or a Unix socket of this machine.
+//! The address of an agent: a network address or a Unix socket of this machine.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,91 +10,87 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::ClientError;
-use crate::limits::SOCKET_PATH_BYTES;
+use crate::limits::MAX_SOCKET_PATH_BYTES;
 
-/// Where an agent answers unless anything says otherwise.
-pub const DEFAULT: &str = "http://localhost:8000";
+/// Address of an agent if none is configured.
+pub const DEFAULT_ADDRESS: &str = "http://localhost:8000";
 
-/// Where an agent answers.
+/// Address of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Endpoint(Kind);
+pub struct Endpoint(EndpointAddress);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Kind {
-    /// An address without a slash at its end.
+enum EndpointAddress {
+    /// A network address without a trailing slash.
     Web { base: String, is_loopback: bool, is_encrypted: bool },
-    /// A socket of this machine.
+    /// The path of a Unix socket of this machine.
     Unix(PathBuf),
 }
 
 impl Endpoint {
-    /// Which agent to ask: the one that is named, else the one the environment names, else the one that listens on
-    /// `socket`, else [`DEFAULT`].
-    pub fn choose(
-        named: Option<&str>,
-        from_environment: Option<&str>,
-        socket: Option<&Path>,
-    ) -> Result<Self, ClientError> {
+    /// Chooses the agent to use: the named one, else the one from the environment, else the one that listens on
+    /// `socket`, else [`DEFAULT_ADDRESS`].
+    pub fn choose(named: Option<&str>, environment: Option<&str>, socket: Option<&Path>) -> Result<Self, ClientError> {
         if let Some(named) = named {
             return named.parse();
         }
-        if let Some(listed) = from_environment.map(listed).filter(|listed| !listed.is_empty()) {
+        if let Some(listed) = environment.map(split_endpoint_list).filter(|listed| !listed.is_empty()) {
             return match listed.as_slice() {
                 [one] => one.parse(),
-                several => Err(invalid(&several.join(","), "these are several; choose one with --endpoint")),
+                several => Err(invalid(&several.join(","), "several endpoints are listed; choose one with --endpoint")),
             };
         }
-        match socket.filter(|path| is_listened_on(path)) {
+        match socket.filter(|path| has_listener(path)) {
             Some(path) => Self::unix(path),
-            None => DEFAULT.parse(),
+            None => DEFAULT_ADDRESS.parse(),
         }
     }
 
-    /// The agent that listens on the first of these sockets that anybody listens on, else [`DEFAULT`].
+    /// Returns the agent that listens on the first of these sockets with a listener, else [`DEFAULT_ADDRESS`].
     pub fn local_agent(sockets: &[PathBuf]) -> Result<Self, ClientError> {
         let chosen = sockets.iter().map(|socket| Self::choose(None, None, Some(socket)));
         let listens = chosen.flatten().find(|endpoint| endpoint.socket().is_some());
         listens.map_or_else(|| Self::choose(None, None, None), Ok)
     }
 
-    /// The agent that listens on a Unix socket.
+    /// Returns the endpoint of a Unix socket.
     pub fn unix(path: impl Into<PathBuf>) -> Result<Self, ClientError> {
         let path = path.into();
         let length = path.as_os_str().len();
-        if length == 0 || length > SOCKET_PATH_BYTES || path.as_os_str().as_encoded_bytes().contains(&0) {
-            let reason = format!("the path of a socket has 1..={SOCKET_PATH_BYTES} bytes, this one {length}");
+        if length == 0 || length > MAX_SOCKET_PATH_BYTES || path.as_os_str().as_encoded_bytes().contains(&0) {
+            let reason = format!("the path of a socket must have 1..={MAX_SOCKET_PATH_BYTES} bytes, not {length}");
             return Err(invalid(&path.to_string_lossy(), &reason));
         }
-        Ok(Self(Kind::Unix(path)))
+        Ok(Self(EndpointAddress::Unix(path)))
     }
 
-    /// Whether it is on this machine, by its address alone.
+    /// Whether the address alone shows that the agent is on this machine.
     pub fn is_local(&self) -> bool {
         match &self.0 {
-            Kind::Web { is_loopback, .. } => *is_loopback,
-            Kind::Unix(_) => true,
+            EndpointAddress::Web { is_loopback, .. } => *is_loopback,
+            EndpointAddress::Unix(_) => true,
         }
     }
 
-    /// The path of its Unix socket, where it has one.
+    /// Path of the Unix socket; `None` for a network address.
     pub fn socket(&self) -> Option<&Path> {
         match &self.0 {
-            Kind::Web { .. } => None,
-            Kind::Unix(path) => Some(path),
+            EndpointAddress::Web { .. } => None,
+            EndpointAddress::Unix(path) => Some(path),
         }
     }
 
-    /// Whether it is reached over TLS.
+    /// Whether the connection uses TLS.
     pub fn is_encrypted(&self) -> bool {
-        matches!(self.0, Kind::Web { is_encrypted: true, .. })
+        matches!(self.0, EndpointAddress::Web { is_encrypted: true, .. })
     }
 
-    /// Its host, or the path of its socket.
+    /// Host of the address, or path of the socket.
     pub(crate) fn host(&self) -> String {
         self.url().map_or_else(|| self.path(), |url| bare_host(&url))
     }
 
-    /// Its host and port with an underscore between, or the path of its socket.
+    /// Host and port joined by an underscore, or path of the socket.
     pub(crate) fn host_and_port(&self) -> String {
         let named = |url: Url| format!("{}_{}", bare_host(&url), url.port_or_known_default().unwrap_or_default());
         self.url().map_or_else(|| self.path(), named)
@@ -102,8 +98,8 @@ impl Endpoint {
 
     fn url(&self) -> Option<Url> {
         match &self.0 {
-            Kind::Web { base, .. } => base.parse().ok(),
-            Kind::Unix(_) => None,
+            EndpointAddress::Web { base, .. } => base.parse().ok(),
+            EndpointAddress::Unix(_) => None,
         }
     }
 
@@ -111,11 +107,11 @@ impl Endpoint {
         self.socket().map(|path| path.display().to_string()).unwrap_or_default()
     }
 
-    /// The address of a route.
+    /// Returns the URL of a route.
     pub(crate) fn address(&self, route: &str) -> String {
         match &self.0 {
-            Kind::Web { base, .. } => format!("{base}{route}"),
-            Kind::Unix(_) => format!("http://localhost{route}"),
+            EndpointAddress::Web { base, .. } => format!("{base}{route}"),
+            EndpointAddress::Unix(_) => format!("http://localhost{route}"),
         }
     }
 }
@@ -128,7 +124,7 @@ impl FromStr for Endpoint {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') {
-                return Err(invalid(text, "the path of the socket must start at /"));
+                return Err(invalid(text, "the path of the socket must start with /"));
             }
             return Self::unix(path);
         }
@@ -136,40 +132,44 @@ impl FromStr for Endpoint {
             .iter()
             .any(|scheme| text.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)));
         if is_web {
-            return web(text);
+            return parse_web_address(text);
         }
         if text.contains("://") {
-            return Err(invalid(text, "this scheme is not known"));
+            return Err(invalid(text, "unknown scheme"));
         }
         if text.contains('/') {
             return Self::unix(text);
         }
-        let reason = if text.is_empty() { "it is empty".into() } else { format!("write http://{text} or ./{text}") };
+        let reason =
+            if text.is_empty() { "the address is empty".into() } else { format!("write http://{text} or ./{text}") };
         Err(invalid(text, &reason))
     }
 }
 
-fn web(text: &str) -> Result<Endpoint, ClientError> {
+fn parse_web_address(text: &str) -> Result<Endpoint, ClientError> {
     let url: Url = text.parse().map_err(|error| invalid(text, &format!("not an address ({error})")))?;
     if !url.username().is_empty() || url.password().is_some() {
-        // Not shown: it has a password in it.
-        return Err(invalid("(an address with a user)", "a user in an address does not count here; use GPUPOOL_TOKEN"));
+        // Not shown: the address contains a password.
+        return Err(invalid(
+            "(an address with a user)",
+            "user names and passwords are not supported in addresses; use GPUPOOL_TOKEN",
+        ));
     }
     if url.query().is_some() || url.fragment().is_some() {
-        return Err(invalid(text, "only the address is wanted, without ? and #"));
+        return Err(invalid(text, "an address must not contain ? or #"));
     }
     let host = url.host_str().ok_or_else(|| invalid(text, "the host is missing"))?;
     let is_loopback = is_loopback(host);
     let base = url.as_str().trim_end_matches('/').to_owned();
-    Ok(Endpoint(Kind::Web { base, is_loopback, is_encrypted: url.scheme() == "https" }))
+    Ok(Endpoint(EndpointAddress::Web { base, is_loopback, is_encrypted: url.scheme() == "https" }))
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Web { base, .. } => f.write_str(base),
-            Kind::Unix(path) if path.is_absolute() => write!(f, "unix://{}", path.display()),
-            Kind::Unix(path) => write!(f, "{}", path.display()),
+            EndpointAddress::Web { base, .. } => f.write_str(base),
+            EndpointAddress::Unix(path) if path.is_absolute() => write!(f, "unix://{}", path.display()),
+            EndpointAddress::Unix(path) => write!(f, "{}", path.display()),
         }
     }
 }
@@ -186,8 +186,8 @@ fn is_loopback(host: &str) -> bool {
     }
 }
 
-/// What a comma list names: without blanks, duplicates and slashes at the end.
-pub(crate) fn listed(list: &str) -> Vec<&str> {
+/// Splits a comma-separated list; drops blanks, duplicates and trailing slashes.
+pub(crate) fn split_endpoint_list(list: &str) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for name in list.split(',').map(|name| name.trim().trim_end_matches('/')) {
         if !name.is_empty() && !names.contains(&name) {
@@ -197,8 +197,8 @@ pub(crate) fn listed(list: &str) -> Vec<&str> {
     names
 }
 
-/// Whether somebody listens on a socket. Never waits, also not for an agent that is stopped.
-fn is_listened_on(path: &Path) -> bool {
+/// Whether a process listens on a socket. Never blocks, even if the agent is stopped (SIGSTOP).
+fn has_listener(path: &Path) -> bool {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let Ok(address) = SocketAddrUnix::new(path) else { return false };
     let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else { return false };
@@ -209,10 +209,10 @@ fn invalid(value: &str, reason: &str) -> ClientError {
     ClientError::InvalidEndpoint { value: value.into(), reason: reason.into() }
 }
 
-// What endpoints are called: by their host while hosts are unique, else by host and port. Both are understood.
+// Endpoint ids: the host while hosts are unique, else host and port. Calls accept both spellings.
 
-/// The names of endpoints, in their order.
-pub(crate) fn names(endpoints: &[Endpoint]) -> Vec<String> {
+/// Returns the ids of endpoints, in their order.
+pub(crate) fn endpoint_ids(endpoints: &[Endpoint]) -> Vec<String> {
     let hosts: Vec<String> = endpoints.iter().map(Endpoint::host).collect();
     let is_unique = |host: &String| hosts.iter().filter(|other| *other == host).count() == 1;
     let name = |(endpoint, host): (&Endpoint, &String)| {
@@ -221,10 +221,10 @@ pub(crate) fn names(endpoints: &[Endpoint]) -> Vec<String> {
     endpoints.iter().zip(&hosts).map(name).collect()
 }
 
-/// Whether somebody means this endpoint by a name: the one it has, its host and port, or its address.
-pub(crate) fn is_meant(said: &str, name: &str, endpoint: &Endpoint) -> bool {
-    let said = said.trim().trim_end_matches('/');
-    said == name || said == endpoint.host_and_port() || said == endpoint.to_string()
+/// Whether a given name means this endpoint: by its id, its host and port, or its address.
+pub(crate) fn matches_endpoint(name_given: &str, name: &str, endpoint: &Endpoint) -> bool {
+    let name_given = name_given.trim().trim_end_matches('/');
+    name_given == name || name_given == endpoint.host_and_port() || name_given == endpoint.to_string()
 }
 
 #[cfg(test)]
@@ -233,49 +233,49 @@ mod tests {
 
     use super::*;
 
-    fn shown(text: &str) -> String {
+    fn parse_and_print(text: &str) -> String {
         text.parse::<Endpoint>().map_or_else(|error| error.to_string(), |endpoint| endpoint.to_string())
     }
 
     #[test]
-    fn addresses_are_read_as_people_write_them() {
-        assert_eq!(shown("http://localhost:8000/"), "http://localhost:8000");
-        assert_eq!(shown("HTTPS://Gpu7:443/pool/"), "https://gpu7/pool");
-        assert_eq!(shown("unix:///run/gpupool/agent.sock"), "unix:///run/gpupool/agent.sock");
-        assert_eq!(shown(" /run/gpupool/agent.sock "), "unix:///run/gpupool/agent.sock");
-        assert_eq!(shown("./agent.sock"), "./agent.sock");
+    fn addresses_are_parsed_and_normalized() {
+        assert_eq!(parse_and_print("http://localhost:8000/"), "http://localhost:8000");
+        assert_eq!(parse_and_print("HTTPS://Gpu7:443/pool/"), "https://gpu7/pool");
+        assert_eq!(parse_and_print("unix:///run/gpupool/agent.sock"), "unix:///run/gpupool/agent.sock");
+        assert_eq!(parse_and_print(" /run/gpupool/agent.sock "), "unix:///run/gpupool/agent.sock");
+        assert_eq!(parse_and_print("./agent.sock"), "./agent.sock");
         let endpoint: Endpoint = "https://gpu7/pool".parse().unwrap();
         assert_eq!(endpoint.address("/v1/pool"), "https://gpu7/pool/v1/pool");
         assert!(endpoint.is_encrypted() && !endpoint.is_local());
     }
 
     #[test]
-    fn a_bad_address_is_named_with_what_is_allowed() {
+    fn a_malformed_address_is_named_with_the_allowed_forms() {
         let cases = [
             ("localhost:8000", "http://localhost:8000"),
             ("", "empty"),
             ("ftp://x", "scheme"),
-            ("unix://x.sock", "start at /"),
+            ("unix://x.sock", "start with /"),
             ("http://", "address"),
-            ("http://x/?a=1", "without ?"),
+            ("http://x/?a=1", "? or #"),
             ("http://[::1", "address"),
         ];
         for (text, says) in cases {
-            let error = shown(text);
+            let error = parse_and_print(text);
             assert!(error.contains(&format!("{text:?}")) && error.contains(says), "{error}");
             assert!(error.contains("unix:///PATH"), "{error}");
         }
-        assert!(shown(&format!("/{}", "x".repeat(SOCKET_PATH_BYTES))).contains("1..=107"));
+        assert!(parse_and_print(&format!("/{}", "x".repeat(MAX_SOCKET_PATH_BYTES))).contains("1..=107"));
     }
 
     #[test]
-    fn a_password_in_an_address_is_refused_and_not_repeated() {
-        let error = shown("http://me:hush@gpu7:8000");
+    fn a_password_in_an_address_is_refused_and_not_shown() {
+        let error = parse_and_print("http://me:hush@gpu7:8000");
         assert!(error.contains("GPUPOOL_TOKEN") && !error.contains("hush"), "{error}");
     }
 
     #[test]
-    fn loopback_is_known_by_its_address() {
+    fn loopback_addresses_are_local() {
         for local in ["http://localhost", "http://127.3.2.1:8", "http://[::1]:8", "http://a.localhost", "/x.sock"] {
             assert!(local.parse::<Endpoint>().unwrap().is_local(), "{local}");
         }
@@ -285,43 +285,43 @@ mod tests {
     }
 
     #[test]
-    fn the_named_agent_wins_then_the_environment_then_a_socket_that_is_listened_on() {
+    fn the_named_agent_wins_then_the_environment_then_a_socket_with_a_listener() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("agent.sock");
         let chosen = |named, environment| {
             Endpoint::choose(named, environment, Some(&socket)).map_or_else(|e| e.to_string(), |e| e.to_string())
         };
-        assert_eq!(chosen(None, None), DEFAULT);
+        assert_eq!(chosen(None, None), DEFAULT_ADDRESS);
         let listener = UnixListener::bind(&socket).unwrap();
         assert_eq!(chosen(None, None), format!("unix://{}", socket.display()));
         assert_eq!(chosen(None, Some(" , http://a:1/, http://a:1 ")), "http://a:1");
         assert_eq!(chosen(Some("http://b:2"), Some("http://a:1")), "http://b:2");
         assert!(chosen(None, Some("http://a:1,http://b:2")).contains("several"));
         drop(listener);
-        assert_eq!(chosen(None, Some("")), DEFAULT, "a socket file nobody listens on is no agent");
+        assert_eq!(chosen(None, Some("")), DEFAULT_ADDRESS, "a socket file without a listener is no agent");
     }
 
-    fn named(urls: &[&str]) -> Vec<String> {
-        names(&urls.iter().map(|url| url.parse().unwrap()).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn hosts_that_are_unique_name_their_endpoints_and_others_need_the_port() {
-        assert_eq!(named(&["http://server1:8000", "http://server2:8000"]), ["server1", "server2"]);
-        assert_eq!(named(&["http://a:1", "http://a:2", "http://b"]), ["a_1", "a_2", "b"]);
-        assert_eq!(named(&["https://a", "http://a"]), ["a_443", "a_80"]);
-        assert_eq!(named(&["http://[::1]:7", "/run/agent.sock"]), ["::1", "/run/agent.sock"]);
-        assert_eq!(named(&["http://a:1/x", "http://a:1/y"]), ["a_1", "a_1"]);
+    fn ids_of(urls: &[&str]) -> Vec<String> {
+        endpoint_ids(&urls.iter().map(|url| url.parse().unwrap()).collect::<Vec<_>>())
     }
 
     #[test]
-    fn both_spellings_and_the_address_are_understood() {
+    fn unique_hosts_are_ids_and_others_need_the_port() {
+        assert_eq!(ids_of(&["http://server1:8000", "http://server2:8000"]), ["server1", "server2"]);
+        assert_eq!(ids_of(&["http://a:1", "http://a:2", "http://b"]), ["a_1", "a_2", "b"]);
+        assert_eq!(ids_of(&["https://a", "http://a"]), ["a_443", "a_80"]);
+        assert_eq!(ids_of(&["http://[::1]:7", "/run/agent.sock"]), ["::1", "/run/agent.sock"]);
+        assert_eq!(ids_of(&["http://a:1/x", "http://a:1/y"]), ["a_1", "a_1"]);
+    }
+
+    #[test]
+    fn both_spellings_and_the_address_match_an_endpoint() {
         let endpoint: Endpoint = "http://server1:8000".parse().unwrap();
-        for said in ["server1", "server1_8000", "http://server1:8000", "http://server1:8000/"] {
-            assert!(is_meant(said, "server1", &endpoint), "{said}");
+        for name_given in ["server1", "server1_8000", "http://server1:8000", "http://server1:8000/"] {
+            assert!(matches_endpoint(name_given, "server1", &endpoint), "{name_given}");
         }
-        for said in ["server", "server1_80", "", "server2"] {
-            assert!(!is_meant(said, "server1", &endpoint), "{said}");
+        for name_given in ["server", "server1_80", "", "server2"] {
+            assert!(!matches_endpoint(name_given, "server1", &endpoint), "{name_given}");
         }
     }
 }

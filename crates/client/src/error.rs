@@ -1,4 +1,4 @@
-//! What can go wrong, by what the caller can do about it.
+//! Errors of this crate, by what the caller can do about them.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -10,141 +10,140 @@ use http::StatusCode;
 
 use crate::Endpoint;
 
-/// Why a call did not do what was asked.
+/// Reason for a failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The address of an agent cannot be understood: write it otherwise.
+    /// The address of an agent is malformed: correct it.
     #[error(
-        "endpoint {value:?}: {reason}; allowed are http://HOST[:PORT], https://HOST[:PORT], unix:///PATH or the path of a socket"
+        "invalid endpoint {value:?}: {reason}; use http://HOST[:PORT], https://HOST[:PORT], unix:///PATH or the path of a socket"
     )]
     InvalidEndpoint {
-        /// What was given.
+        /// Given address.
         value: String,
-        /// What is wrong with it.
+        /// Description of the mistake.
         reason: String,
     },
-    /// Another setting of the client cannot be used: change it.
+    /// Another setting of the client is invalid: change it.
     #[error("{what} is {value}, and must be {allowed}")]
     Setting {
-        /// Which setting.
+        /// Name of the setting.
         what: &'static str,
-        /// What it was; a secret is not shown.
+        /// Given value; secrets are not shown.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: String,
     },
-    /// The environment or the configuration file cannot be used: change what is named.
+    /// The environment or the configuration file is invalid: change the named entry.
     #[error("{0}")]
     Configuration(String),
-    /// Nobody answers, or the connection broke: try again later, or start an agent.
-    #[error("{endpoint} does not answer ({}); {}", chain(source.as_ref()), hint(endpoint, source.as_ref()))]
+    /// No response, or a broken connection: try again later, or start an agent.
+    #[error("{endpoint} does not answer ({}); {}", error_chain(source.as_ref()), unreachable_hint(endpoint, source.as_ref()))]
     Unreachable {
-        /// Where.
+        /// Address of the agent.
         endpoint: Endpoint,
-        /// Why, as the transport says it.
+        /// Cause as reported by the transport.
         source: Box<dyn StdError + Send + Sync>,
     },
-    /// The agent took the question and did not answer in time. Whether it did what was asked is unknown.
-    #[error("{endpoint} did not answer within {} s; it may be overloaded: try again, or look at its log", after.as_secs_f64())]
+    /// The agent received the request and did not respond in time. The outcome of the request is unknown.
+    #[error("{endpoint} did not answer within {} s; the agent may be overloaded: try again, or check its log", after.as_secs_f64())]
     Timeout {
-        /// Where.
+        /// Address of the agent.
         endpoint: Endpoint,
-        /// How long was waited.
+        /// Time waited for the response.
         after: Duration,
     },
-    /// The agent said no, and why.
+    /// The agent refused the request; the problem names the reason.
     #[error("{}", .0.detail)]
     Problem(Box<ProblemBody>),
-    /// Something answers there, and it is not an agent: give another address.
-    #[error("{endpoint} is not a gpupool agent: {what}; check the address, or start an agent with: gpupool serve")]
-    NotOurs {
-        /// Where.
+    /// The server at this address is not an agent: use another address.
+    #[error("{endpoint} is not a gpupool agent: {reason}; check the address, or start an agent with: gpupool serve")]
+    NotAnAgent {
+        /// Address of the server.
         endpoint: Endpoint,
-        /// The HTTP status it answered with.
+        /// HTTP status of the response.
         status: u16,
-        /// What it did.
-        what: String,
+        /// Description of the response.
+        reason: String,
     },
-    /// The request left the queue without being granted, or the lease is over.
-    #[error("lease {} {}{}", .0.id, .0.state.name(), reason(.0))]
+    /// The request left the queue without a grant, or the lease ended.
+    #[error("lease {} {}{}", .0.id, .0.state.name(), reason_suffix(.0))]
     Ended(Box<LeaseBody>),
-    /// The client was started twice.
+    /// The client was already started.
     #[error("Client is already started")]
     AlreadyStarted,
     /// The client was not started, or was stopped: start it.
     #[error("Client must be started before {doing}")]
     NotStarted {
-        /// What was to be done.
+        /// Attempted action.
         doing: &'static str,
     },
-    /// No GPU came free in the time the request had: wait longer, or ask for less.
+    /// No GPU became free within the wait limit: wait longer, or request less.
     #[error("Worker {worker_id} request timed out after {} seconds", after.as_secs_f64())]
     WaitedTooLong {
-        /// Who asked.
+        /// Worker of the request.
         worker_id: String,
-        /// How long it waited.
+        /// Time waited.
         after: Duration,
     },
-    /// What was assigned is not held any more: stop using it, and ask anew.
+    /// The assignment is no longer held: stop using it and request again.
     #[error("the assignment of worker {worker_id} is stale: {lost}")]
     Stale {
-        /// Who held it.
+        /// Worker that held the assignment.
         worker_id: String,
-        /// Why it is lost.
+        /// Reason for the loss.
         #[source]
         lost: LeaseLost,
     },
-    /// The endpoint failed too often and is left alone for a while: wait, mend it, or trigger its recovery.
-    #[error("endpoint {endpoint_id} failed and is left alone for another {} s", again_in.as_secs())]
+    /// The circuit breaker of the only endpoint is open: wait, repair the endpoint, or trigger its recovery.
+    #[error("the circuit breaker of endpoint {endpoint_id} is open after repeated failures; next attempt in {} s", retry_in.as_secs())]
     BreakerOpen {
-        /// Which.
+        /// Id of the endpoint.
         endpoint_id: String,
-        /// When it will be looked at again.
-        again_in: Duration,
+        /// Time until the next probe.
+        retry_in: Duration,
     },
-    /// No endpoint can be asked now: wait, or start one.
-    #[error("none of the {} endpoints can be asked: {}", causes.len(), all_of(causes))]
+    /// No endpoint is available: wait, or start one.
+    #[error("no endpoint is available: {}", join_causes(causes))]
     AllEndpointsUnavailable {
-        /// Each endpoint, and what is wrong with it.
+        /// Each endpoint with its failure.
         causes: Vec<(String, String)>,
     },
-    /// It is an agent, of a machine whose GPUs cannot be used here: work there, or ask an agent of this machine.
+    /// The agent runs on another machine, so its GPUs cannot be used here: work there, or use an agent of this machine.
     #[error(
-        "{endpoint} is the agent of another machine ({node}), and {starts} on this one, where that machine's GPUs are not: \
-         run this command there, or take a GPU of this machine: gpupool serve here, without --endpoint and \
-         GPU_SERVICE_ENDPOINT"
+        "{endpoint} is the agent of another machine ({node}), but {starts} on this machine: run this command there, or use the \
+         GPUs of this machine: start gpupool serve here, and unset --endpoint and GPU_SERVICE_ENDPOINT"
     )]
     AnotherMachine {
-        /// Where it answers.
+        /// Address of the agent.
         endpoint: Endpoint,
-        /// The name of its machine.
+        /// Name of the agent's machine.
         node: String,
-        /// Who starts what.
+        /// Subject and verb of the message, as in "`gpupool run` starts its command".
         starts: &'static str,
     },
-    /// Nobody can tell whether the agent is of this machine: give the path of its socket.
+    /// This machine has no machine id to compare with the agent's: give the path of the agent's socket.
     #[error(
-        "this machine has no id (/etc/machine-id), so nobody can tell whether {endpoint} is an agent of it: use its Unix \
-         socket, --endpoint unix:/PATH/agent.sock"
+        "cannot tell whether {endpoint} is an agent of this machine, because /etc/machine-id is missing: use its Unix socket, \
+         --endpoint unix:/PATH/agent.sock"
     )]
     NoMachineId {
-        /// Where it answers.
+        /// Address of the agent.
         endpoint: Endpoint,
     },
-    /// None of the servers is an agent of this machine that can be asked: why, for each.
+    /// None of the servers is an agent of this machine; one error for each.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     NoLocalAgent(Vec<ClientError>),
-    /// What is asked about was never granted by this client.
+    /// The named lease was never granted by this client.
     #[error("{what} was never granted by this client")]
     NeverGranted {
-        /// What was given.
+        /// Description of the lease.
         what: String,
     },
 }
 
 impl ClientError {
-    /// The agent's code for its refusal, such as `no_capacity`.
+    /// Returns the agent's code of a refusal, such as `no_capacity`.
     pub fn code(&self) -> Option<&str> {
         match self {
             Self::Problem(problem) => Some(&problem.code),
@@ -152,12 +151,12 @@ impl ClientError {
         }
     }
 
-    /// A setting that cannot be used.
+    /// Creates the error of an invalid setting.
     pub(crate) fn setting(what: &'static str, value: impl ToString, allowed: impl Into<String>) -> Self {
         Self::Setting { what, value: value.to_string(), allowed: allowed.into() }
     }
 
-    /// A refusal of this client, as an agent would put it.
+    /// Creates a refusal by this client in the form of an agent's refusal.
     pub(crate) fn refused(status: u16, code: &str, detail: String) -> Self {
         let title = StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
         Self::Problem(Box::new(ProblemBody {
@@ -172,7 +171,7 @@ impl ClientError {
         }))
     }
 
-    /// The refusal of a request for one of its fields.
+    /// Creates the refusal of a request because of one field.
     pub(crate) fn invalid(field: &str, value: &str, allowed: &str) -> Self {
         let mut refused = Self::refused(422, "invalid", format!("{field} is {value}, and must be {allowed}"));
         if let Self::Problem(problem) = &mut refused {
@@ -183,12 +182,12 @@ impl ClientError {
         refused
     }
 
-    /// Whether the agent says that the lease is not the caller's any more.
+    /// Whether the agent reports that the caller no longer holds the lease.
     pub fn is_lease_lost(&self) -> bool {
         matches!(self.code(), Some("stale" | "ended" | "not_granted" | "unknown_lease"))
     }
 
-    /// Whether the same call may work later without anybody changing anything.
+    /// Whether the same call may succeed later without a change of settings.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. }
@@ -197,7 +196,7 @@ impl ClientError {
             | Self::AllEndpointsUnavailable { .. }
             | Self::WaitedTooLong { .. } => true,
             Self::Problem(problem) => matches!(problem.status, 429 | 500..),
-            Self::NotOurs { status, .. } => matches!(*status, 429 | 500..),
+            Self::NotAnAgent { status, .. } => matches!(*status, 429 | 500..),
             _ => false,
         }
     }
@@ -209,52 +208,52 @@ impl From<UnknownBalancing> for ClientError {
     }
 }
 
-/// Why a lease that was held is not held any more.
+/// Reason why a lease is no longer held.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseLost {
-    /// The agent ended it.
+    /// The agent ended the lease.
     #[error("lease {lease} was lost: {reason}")]
     Ended {
-        /// Which.
+        /// Number of the lease.
         lease: u64,
-        /// The name of the cause, where the agent still knows it.
+        /// Name of the cause, if the agent still knows it.
         cause: Option<String>,
-        /// Why, in words.
+        /// Reason in words.
         reason: String,
     },
-    /// It was granted anew to somebody: this holder's token is old.
-    #[error("lease {lease} was lost: its token {token} is not the current one")]
+    /// The lease was granted again with another token.
+    #[error("lease {lease} was lost: token {token} is no longer current")]
     Stale {
-        /// Which.
+        /// Number of the lease.
         lease: u64,
-        /// The old token.
+        /// Outdated token of this holder.
         token: u64,
     },
-    /// It could not be renewed for as long as it lives without.
-    #[error("lease {lease} must be taken for lost: it could not be renewed for {} s ({error})", ttl.as_secs_f64())]
+    /// The lease could not be renewed for its ttl.
+    #[error("lease {lease} counts as lost: no renewal succeeded for {} s ({error})", ttl.as_secs_f64())]
     Unreachable {
-        /// Which.
+        /// Number of the lease.
         lease: u64,
-        /// How long it lives without a renewal.
+        /// Lifetime of the lease without a renewal.
         ttl: Duration,
-        /// What went wrong last.
+        /// Last error of a renewal.
         error: String,
     },
 }
 
-fn all_of(causes: &[(String, String)]) -> String {
+fn join_causes(causes: &[(String, String)]) -> String {
     let each: Vec<String> = causes.iter().map(|(id, cause)| format!("{id}: {cause}")).collect();
     each.join("; ")
 }
 
-fn reason(lease: &LeaseBody) -> String {
+fn reason_suffix(lease: &LeaseBody) -> String {
     lease.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
-fn hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> &'static str {
-    if endpoint.is_encrypted() && chain(source).contains("certificate") {
-        "if it is the right one, trust it by giving the file with its CA certificate"
+fn unreachable_hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> &'static str {
+    if endpoint.is_encrypted() && error_chain(source).contains("certificate") {
+        "to trust this server, give the file with its CA certificate (GPUPOOL_CA)"
     } else if endpoint.is_local() {
         "is the agent running? start one with: gpupool serve"
     } else {
@@ -262,8 +261,8 @@ fn hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> &'static str 
     }
 }
 
-/// The innermost causes say what happened; the outer ones only that something did.
-fn chain(error: &(dyn StdError + 'static)) -> String {
+/// Joins an error with its sources: the innermost ones describe the cause.
+fn error_chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut inner = error.source();
     while let Some(error) = inner {
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_not_there_comes_with_what_to_do() {
+    fn an_unreachable_agent_comes_with_the_next_step() {
         let text = unreachable("http://localhost:8000");
         assert!(text.contains("http://localhost:8000") && text.contains("connection refused"), "{text}");
         assert!(text.contains("gpupool serve"), "{text}");
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_in_the_agents_own_words_and_by_its_code() {
+    fn a_refusal_shows_the_detail_and_code_of_the_agent() {
         let problem = ProblemBody {
             kind: "about:blank".into(),
             title: "Conflict".into(),
@@ -313,10 +312,10 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_another_kind_that_is_busy_or_broken_may_be_asked_again() {
+    fn a_busy_or_broken_server_of_another_kind_is_transient() {
         for (status, is_transient) in [(429, true), (503, true), (200, false), (404, false)] {
             let endpoint = "http://gpu7:8000".parse().unwrap();
-            let error = ClientError::NotOurs { endpoint, status, what: "it sent a page".into() };
+            let error = ClientError::NotAnAgent { endpoint, status, reason: "it sent a page".into() };
             assert_eq!(error.is_transient(), is_transient, "{status}");
         }
     }

@@ -1,9 +1,10 @@
-//! Asking for GPUs and keeping what was granted, from one server or from many as one pool.
+//! Requests GPUs and holds what is granted, from one server or from many as one pool.
 //!
-//! [`Client`] chooses among endpoints, waits at all of them where none has room, and hands out a [`HeldLease`], which renews
-//! itself until it is released, dropped or lost. [`AgentClient`] speaks to one [`Endpoint`] and has a typed call for every
-//! route: [`AgentClient::wait_until_granted`] asks and waits there, [`AgentClient::events`] follows what happens,
-//! [`AgentClient::hold_lease`] makes an open connection the lease. [`local`] is for programs that start work on this machine.
+//! [`Client`] chooses among endpoints, waits at all of them if none has capacity, and returns a [`HeldLease`], which
+//! renews itself until it is released, dropped or lost. [`AgentClient`] talks to one [`Endpoint`] and has a typed call
+//! for every route: [`AgentClient::wait_until_granted`] requests and waits there, [`AgentClient::events`] streams
+//! events, [`AgentClient::hold_lease`] ties a lease to an open connection. [`local`] is for programs that start work on
+//! this machine.
 //!
 //! ```no_run
 //! # async fn train() {}
@@ -24,7 +25,8 @@
 //! # }
 //! ```
 //!
-//! Everything needs a Tokio runtime, and tasks end with it: what was not released by then ends with its ttl.
+//! All calls need a Tokio runtime, and background tasks end with it: a lease that was not released by then ends with
+//! its ttl.
 
 #![warn(missing_docs, unreachable_pub)]
 
@@ -37,9 +39,9 @@ mod endpoint;
 mod error;
 pub mod limits;
 pub mod local;
+mod local_transport;
 mod random;
 pub mod transport;
-mod wire;
 
 pub use agent::{
     AgentClient, AgentClientBuilder, EventId, EventStream, HistoryQuery, IdempotencyKey, LeaseGuard, LeaseHold,
@@ -51,8 +53,13 @@ pub use client::{
     HeldLease, LeaseAuthority, LoadBalancerStats, ObservedGpu, PoolHealth, PoolStatus, PoolSummary, RecoveryStatus,
     StatusUpdate, StatusUpdateStream, UsageThresholds,
 };
-pub use endpoint::{DEFAULT as DEFAULT_ENDPOINT, Endpoint};
+pub use endpoint::{DEFAULT_ADDRESS as DEFAULT_ENDPOINT, Endpoint};
 pub use error::{ClientError, LeaseLost};
 pub use gpupool_api::{RequestBody, SelectBody};
 pub use gpupool_config::SecretString;
 pub use random::seed_randomness;
+
+/// Compiles the program of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/client.md")]
+mod guide {}

@@ -1,7 +1,8 @@
-//! GPUs for processes that are started on this machine: an agent of this machine, and leases that are this process' own.
+//! Leases for processes that are started on this machine.
 //!
-//! [`LocalAgent`] is such an agent, asked over its Unix socket where there is a way, because there it knows our process.
-//! [`LeaseBinding`] ties a lease to us, so that it ends with us in whatever way we end, and says when it is lost.
+//! [`LocalAgent`] is an agent of this machine, reached over its Unix socket if possible, because the agent then knows
+//! the calling process. [`LeaseBinding`] ties a lease to this process, so that the lease ends with the process in every
+//! case, and reports its loss.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,10 +12,8 @@ use gpupool_api::node::machine_id;
 use gpupool_api::pool::PoolBody;
 use gpupool_config::LoadedConfig;
 
-use crate::limits::{AWAY_PAUSE, SOCKET_PATIENCE};
+use crate::limits::{RECONNECT_PAUSE, SOCKET_PROBE_TIMEOUT};
 use crate::{AgentClient, ClientError, Endpoint, EventStream, LeaseHold, LeaseHoldEnd};
-
-// Which agent to ask: one of this machine, and over its Unix socket if there is a way, because there it knows us.
 
 /// An agent of this machine.
 #[derive(Debug, Clone)]
@@ -23,21 +22,21 @@ pub struct LocalAgent {
 }
 
 impl LocalAgent {
-    /// The first of the named servers that is an agent of this machine, or why none is. Where none is named it is the one
-    /// that listens on a socket of this machine, or else at the usual address.
+    /// Finds the first of the named servers that is an agent of this machine. If none is named, uses the agent that
+    /// listens on a socket of this machine, or else the default address.
     ///
-    /// `starts` is what a refusal says is started on this machine, as in "`gpupool run` starts its command".
+    /// `starts` completes the error message, as in "`gpupool run` starts its command".
     pub async fn find(named: Vec<Endpoint>, loaded: &LoadedConfig, starts: &'static str) -> Result<Self, ClientError> {
         let sockets = loaded.agent_sockets();
         if named.is_empty()
-            && let Some(client) = sockets.iter().find_map(|path| listening(path, loaded))
+            && let Some(client) = sockets.iter().find_map(|path| client_of_socket(path, loaded))
         {
             return Ok(Self { client });
         }
-        let usual = Endpoint::choose(None, None, None)?;
+        let default = Endpoint::choose(None, None, None)?;
         let mut refusals = Vec::new();
-        for endpoint in if named.is_empty() { vec![usual] } else { named } {
-            match Self::at(endpoint, &sockets, loaded, starts).await {
+        for endpoint in if named.is_empty() { vec![default] } else { named } {
+            match Self::connect(endpoint, &sockets, loaded, starts).await {
                 Ok(agent) => return Ok(agent),
                 Err(error) => refusals.push(error),
             }
@@ -45,22 +44,22 @@ impl LocalAgent {
         Err(ClientError::NoLocalAgent(refusals))
     }
 
-    /// The agent behind a client, which the caller knows to be of this machine.
+    /// Wraps a client whose agent is known to be on this machine.
     pub const fn from_client(client: AgentClient) -> Self {
         Self { client }
     }
 
-    /// Its client.
+    /// Client of the agent.
     pub const fn client(&self) -> &AgentClient {
         &self.client
     }
 
-    /// Whether it knows our process, so that it can tie a lease to it.
+    /// Whether the agent knows the calling process, so that a lease can be tied to it.
     pub fn sees_our_process(&self) -> bool {
         self.client.endpoint().socket().is_some()
     }
 
-    async fn at(
+    async fn connect(
         endpoint: Endpoint,
         sockets: &[PathBuf],
         loaded: &LoadedConfig,
@@ -71,21 +70,21 @@ impl LocalAgent {
             return Ok(Self { client });
         }
         let pool = client.pool().await?;
-        check_is_here(&pool, client.endpoint(), starts)?;
+        check_same_machine(&pool, client.endpoint(), starts)?;
         for path in sockets {
-            // Another agent may listen there; the run's id tells.
-            if let Some(way) = listening(path, loaded)
-                && let Ok(Ok(same)) = tokio::time::timeout(SOCKET_PATIENCE, way.pool()).await
+            // Another agent may listen there; the run id identifies the agent.
+            if let Some(socket_client) = client_of_socket(path, loaded)
+                && let Ok(Ok(same)) = tokio::time::timeout(SOCKET_PROBE_TIMEOUT, socket_client.pool()).await
                 && same.run_id == pool.run_id
             {
-                return Ok(Self { client: way });
+                return Ok(Self { client: socket_client });
             }
         }
         Ok(Self { client })
     }
 }
 
-fn check_is_here(pool: &PoolBody, endpoint: &Endpoint, starts: &'static str) -> Result<(), ClientError> {
+fn check_same_machine(pool: &PoolBody, endpoint: &Endpoint, starts: &'static str) -> Result<(), ClientError> {
     let endpoint = endpoint.clone();
     let Some(here) = machine_id() else { return Err(ClientError::NoMachineId { endpoint }) };
     if pool.node_id != here {
@@ -94,51 +93,52 @@ fn check_is_here(pool: &PoolBody, endpoint: &Endpoint, starts: &'static str) -> 
     Ok(())
 }
 
-/// A client of whoever listens on this socket, if anybody does.
-fn listening(path: &Path, loaded: &LoadedConfig) -> Option<AgentClient> {
+/// Returns a client of the agent that listens on this socket, if any.
+fn client_of_socket(path: &Path, loaded: &LoadedConfig) -> Option<AgentClient> {
     std::os::unix::net::UnixStream::connect(path).ok()?;
     AgentClient::from_config(Endpoint::unix(path).ok()?, loaded).ok()
 }
 
-// What ties a lease to us while work runs under it, and how we learn that it is lost.
+// The binding of a lease to this process while work runs under it.
 //
-// Over the Unix socket the agent watches our process: no renewals, and our end, in whatever way, releases. An agent that
-// was restarted watches us again by itself; we attach once more, so that it also knows what runs under the lease. Over
-// TCP an open connection is the lease, made anew when it breaks. An agent that is away does not end the work.
+// Over the Unix socket the agent watches this process: no renewals are needed, and the end of the process releases the
+// lease. A restarted agent watches the process again by itself; the binding attaches once more, so that the agent also
+// knows the processes under the lease. Over TCP an open connection holds the lease and is reopened after it breaks. An
+// absent agent does not end the work.
 //
-// Has no task of its own: the loss is noticed by whoever waits for it.
+// The binding has no task of its own: a loss is noticed while a caller waits for it.
 
-/// A lease that is ours for as long as we live.
+/// A lease that lives as long as this process.
 #[derive(Debug)]
 pub struct LeaseBinding {
     client: AgentClient,
     lease: u64,
     token: u64,
-    kind: Kind,
+    kind: BindingKind,
 }
 
 #[derive(Debug)]
-enum Kind {
-    /// The agent watches our process.
+enum BindingKind {
+    /// The agent watches this process.
     Process(RevocationAction),
     /// The agent watches this connection.
     Connection(Box<LeaseHold>),
 }
 
-/// What happens to a lease that is still ours.
+/// Event of a lease that is still held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LeaseNotice {
-    /// The agent is away; how it does not answer. Told once until it is back.
+    /// The agent is away, with the error. Reported once until the agent returns.
     AgentAway(String),
     /// The agent is back.
     AgentReturned,
-    /// The lease will be taken back soon; why.
+    /// The lease will be revoked soon, with the reason.
     RevocationAnnounced(Option<String>),
 }
 
 impl LocalAgent {
-    /// Ties a granted lease to us: to our process where the agent knows it, which then also puts a job of the body into a
-    /// group, where it can make one; else to a connection. The token of the body is that of the lease, whatever it says.
+    /// Ties a granted lease to this process if the agent knows it, else to a connection. Tied to a process, a job named
+    /// by the body is also placed in a control group if possible. The token of the lease replaces that of the body.
     pub async fn bind_lease(
         &self,
         lease: &LeaseBody,
@@ -149,7 +149,7 @@ impl LocalAgent {
             let body = AttachBody { token, ..body };
             match client.attach(lease.id, &body).await {
                 Ok(attached) => {
-                    let kind = Kind::Process(body.on_revocation);
+                    let kind = BindingKind::Process(body.on_revocation);
                     return Ok((LeaseBinding { client, lease: lease.id, token, kind }, Some(attached)));
                 }
                 // An agent in another container sees the connection, not the process.
@@ -158,55 +158,55 @@ impl LocalAgent {
             }
         }
         let hold = client.hold_lease(lease.id, token).await?;
-        Ok((LeaseBinding { client, lease: lease.id, token, kind: Kind::Connection(Box::new(hold)) }, None))
+        Ok((LeaseBinding { client, lease: lease.id, token, kind: BindingKind::Connection(Box::new(hold)) }, None))
     }
 }
 
 impl LeaseBinding {
-    /// Waits until the lease is lost, and says why. Can be dropped and waited for again.
+    /// Waits until the lease is lost and returns the reason. Cancel safe.
     pub async fn wait_until_lost(&mut self, notices: impl FnMut(LeaseNotice)) -> String {
-        let mut away = Away { notices, is_said: false };
+        let mut absence = AbsenceNotifier { notices, is_reported: false };
         match &mut self.kind {
-            Kind::Process(on_revocation) => {
+            BindingKind::Process(on_revocation) => {
                 let body = AttachBody { token: self.token, on_revocation: *on_revocation, ..AttachBody::default() };
-                watch(&self.client, self.lease, &body, &mut away).await
+                observe_until_lost(&self.client, self.lease, &body, &mut absence).await
             }
-            Kind::Connection(hold) => keep(&self.client, hold, self.token, &mut away).await,
+            BindingKind::Connection(hold) => hold_until_lost(&self.client, hold, self.token, &mut absence).await,
         }
     }
 
-    /// Whether the agent watches our process; else it watches a connection.
+    /// Whether the agent watches this process rather than a connection.
     pub const fn is_bound_to_process(&self) -> bool {
-        matches!(self.kind, Kind::Process(_))
+        matches!(self.kind, BindingKind::Process(_))
     }
 }
 
-/// Follows what happens to the lease.
-async fn watch(
+/// Observes the events of the lease until it is lost.
+async fn observe_until_lost(
     client: &AgentClient,
     lease: u64,
-    again: &AttachBody,
-    away: &mut Away<impl FnMut(LeaseNotice)>,
+    attach_body: &AttachBody,
+    absence: &mut AbsenceNotifier<impl FnMut(LeaseNotice)>,
 ) -> String {
     let mut events: Option<EventStream> = None;
     let mut has_restarted = false;
     loop {
         let step = match &mut events {
-            // Listened to first and looked at then, so that nothing falls between.
+            // Subscribes before it checks, so that no event is missed.
             None => match client.events(None).await {
                 Ok(opened) => {
                     events = Some(opened);
-                    look(client, lease, has_restarted.then_some(again)).await
+                    check_lease(client, lease, has_restarted.then_some(attach_body)).await
                 }
                 Err(error) => Err(error),
             },
             Some(open) => match open.next().await {
-                Ok((_, event)) if event.kind == "reset" => look(client, lease, Some(again)).await,
+                Ok((_, event)) if event.kind == "reset" => check_lease(client, lease, Some(attach_body)).await,
                 Ok((_, event)) if event.lease == Some(lease) && event.kind == "ended" => {
-                    look(client, lease, None).await
+                    check_lease(client, lease, None).await
                 }
                 Ok((_, event)) if event.lease == Some(lease) && event.kind == "revoking" => {
-                    (away.notices)(LeaseNotice::RevocationAnnounced(event.reason));
+                    (absence.notices)(LeaseNotice::RevocationAnnounced(event.reason));
                     Ok(None)
                 }
                 Ok(_) => Ok(None),
@@ -215,90 +215,94 @@ async fn watch(
         };
         match step {
             Ok(Some(lost)) => return lost,
-            Ok(None) => away.is_back(),
+            Ok(None) => absence.report_return(),
             Err(error) => {
                 (events, has_restarted) = (None, true);
-                away.pause(&error).await;
+                absence.report_and_pause(&error).await;
             }
         }
     }
 }
 
-/// Whether the lease is lost. After a restart of the agent it is tied to us again.
-async fn look(client: &AgentClient, lease: u64, again: Option<&AttachBody>) -> Result<Option<String>, ClientError> {
-    let now = match again {
+/// Returns the reason if the lease is lost. After a restart of the agent, attaches again.
+async fn check_lease(
+    client: &AgentClient,
+    lease: u64,
+    attach_body: Option<&AttachBody>,
+) -> Result<Option<String>, ClientError> {
+    let now = match attach_body {
         Some(body) => client.attach(lease, body).await.map(|attached| attached.lease),
         None => client.follow(lease, Duration::ZERO).await,
     };
     match now {
-        Ok(now) => Ok(lost(&now)),
-        Err(error) if error.is_lease_lost() => Ok(Some(why(client, lease, &error).await)),
+        Ok(now) => Ok(loss_reason(&now)),
+        Err(error) if error.is_lease_lost() => Ok(Some(fetch_loss_reason(client, lease, &error).await)),
         Err(error) => Err(error),
     }
 }
 
-/// Keeps a connection open that is the lease.
-async fn keep(
+/// Keeps the connection open that holds the lease.
+async fn hold_until_lost(
     client: &AgentClient,
     hold: &mut LeaseHold,
     token: u64,
-    away: &mut Away<impl FnMut(LeaseNotice)>,
+    absence: &mut AbsenceNotifier<impl FnMut(LeaseNotice)>,
 ) -> String {
     let lease = hold.lease().id;
     loop {
         if let LeaseHoldEnd::Ended(now) = hold.wait_until_ended().await {
-            return lost(&now).unwrap_or_else(|| "the agent ended it".into());
+            return loss_reason(&now).unwrap_or_else(|| "the agent ended it".into());
         }
         loop {
             match client.hold_lease(lease, token).await {
-                Ok(again) => {
-                    *hold = again;
-                    away.is_back();
+                Ok(reopened) => {
+                    *hold = reopened;
+                    absence.report_return();
                     break;
                 }
-                Err(error) if error.is_lease_lost() => return why(client, lease, &error).await,
-                Err(error) => away.pause(&error).await,
+                Err(error) if error.is_lease_lost() => return fetch_loss_reason(client, lease, &error).await,
+                Err(error) => absence.report_and_pause(&error).await,
             }
         }
     }
 }
 
-/// Why a lease that is over is over; `None` for one that is not.
-fn lost(lease: &LeaseBody) -> Option<String> {
-    let what = lease.state.name();
+/// Reason for the end of a lease; `None` if it has not ended.
+fn loss_reason(lease: &LeaseBody) -> Option<String> {
+    let state = lease.state.name();
     lease.state.is_ended().then(|| match &lease.reason {
-        Some(reason) => format!("{what}: {reason}"),
-        None => what.to_owned(),
+        Some(reason) => format!("{state}: {reason}"),
+        None => state.to_owned(),
     })
 }
 
-/// Why a lease that was to be given back had been lost before; `None` where it was not.
+/// Reason for the loss of a lease before its release; `None` if it was not lost.
 pub fn loss_before_release(lease: &LeaseBody) -> Option<String> {
-    if lease.state == LeaseState::Released { None } else { lost(lease) }
+    if lease.state == LeaseState::Released { None } else { loss_reason(lease) }
 }
 
-/// The agent says that it is over; it may remember why.
-async fn why(client: &AgentClient, lease: u64, error: &ClientError) -> String {
-    let told = client.follow(lease, Duration::ZERO).await.ok().and_then(|lease| lost(&lease));
-    told.unwrap_or_else(|| error.to_string())
+/// Asks the agent for the reason of the end, else returns the error.
+async fn fetch_loss_reason(client: &AgentClient, lease: u64, error: &ClientError) -> String {
+    let reason = client.follow(lease, Duration::ZERO).await.ok().and_then(|lease| loss_reason(&lease));
+    reason.unwrap_or_else(|| error.to_string())
 }
 
-/// Says once that the agent is away, and once that it is back.
-struct Away<F> {
+/// Reports once that the agent is away, and once that it is back.
+struct AbsenceNotifier<F> {
     notices: F,
-    is_said: bool,
+    is_reported: bool,
 }
 
-impl<F: FnMut(LeaseNotice)> Away<F> {
-    async fn pause(&mut self, error: &ClientError) {
-        if !std::mem::replace(&mut self.is_said, true) {
+impl<F: FnMut(LeaseNotice)> AbsenceNotifier<F> {
+    async fn report_and_pause(&mut self, error: &ClientError) {
+        if !std::mem::replace(&mut self.is_reported, true) {
             (self.notices)(LeaseNotice::AgentAway(error.to_string()));
         }
-        tokio::time::sleep(AWAY_PAUSE).await;
+        tokio::time::sleep(RECONNECT_PAUSE).await;
     }
 
-    fn is_back(&mut self) {
-        if std::mem::take(&mut self.is_said) {
+    fn report_return(&mut self) {
+        if std::mem::take(&mut self.is_reported) {
             (self.notices)(LeaseNotice::AgentReturned);
         }
     }

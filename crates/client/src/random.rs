@@ -1,4 +1,4 @@
-//! Randomness for keys, from the kernel: a forked child does not repeat its parent's; and pauses with chance in them.
+//! Random numbers from the kernel, so that a forked child does not repeat its parent's keys, and randomized backoff.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -6,29 +6,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::limits::{PAUSE_FIRST, PAUSE_MOST};
+use crate::limits::{MAX_RETRY_PAUSE, MIN_RETRY_PAUSE};
 
 thread_local! {
-    /// Where chance is to repeat itself: its state.
-    static REPEATED: Cell<Option<u64>> = const { Cell::new(None) };
+    /// State of the seeded generator of this thread, if it is seeded.
+    static SEEDED_STATE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Makes chance on this thread repeat itself from a seed, keys included: for simulations that are run again.
+/// Seeds the random numbers of this thread, idempotency keys included, so that a simulation can be repeated.
 pub fn seed_randomness(seed: u64) {
-    REPEATED.set(Some(seed));
+    SEEDED_STATE.set(Some(seed));
 }
 
-/// A random number.
-pub(crate) fn number() -> u64 {
-    if let Some(state) = REPEATED.get() {
+/// Returns a random number.
+pub(crate) fn random_u64() -> u64 {
+    if let Some(state) = SEEDED_STATE.get() {
         let state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        REPEATED.set(Some(state));
-        return mixed(state);
+        SEEDED_STATE.set(Some(state));
+        return mix_bits(state);
     }
     let mut bytes = [0; 8];
     match getrandom(&mut bytes[..], GetRandomFlags::empty()) {
         Ok(8) => u64::from_ne_bytes(bytes),
-        // A kernel without it: process, time and the standard library's own seed differ between any two calls.
+        // For kernels without the call: process, time and the standard library's own seed differ between any two calls.
         _ => {
             let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
             RandomState::new().hash_one((std::process::id(), nanos))
@@ -37,61 +37,59 @@ pub(crate) fn number() -> u64 {
 }
 
 /// Spreads a counter over all numbers (splitmix64).
-fn mixed(state: u64) -> u64 {
+fn mix_bits(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     state ^ (state >> 31)
 }
 
-/// A random number from 0 up to, not including, 1.
-pub(crate) fn fraction() -> f64 {
-    // 53 bits are what a double holds.
-    (number() >> 11) as f64 / (1_u64 << 53) as f64
+/// Returns a random number in 0..1.
+pub(crate) fn random_fraction() -> f64 {
+    // A double holds 53 bits.
+    (random_u64() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-// How long to pause before trying again: doubling, with chance in it so that many clients do not come back at once.
-
-/// Pauses between tries, each longer than the one before up to a bound.
+/// Pauses between attempts: doubling up to a limit, and randomized so that many clients do not return at once.
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    first: Duration,
-    most: Duration,
+    shortest: Duration,
+    longest: Duration,
     tries: u32,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self::between(PAUSE_FIRST, PAUSE_MOST)
+        Self::with_bounds(MIN_RETRY_PAUSE, MAX_RETRY_PAUSE)
     }
 }
 
 impl Backoff {
-    /// From this pause, doubled each time, up to that one.
-    pub(crate) fn between(first: Duration, most: Duration) -> Self {
-        Self { first, most, tries: 0 }
+    /// Starts at the shortest pause and doubles it up to the longest.
+    pub(crate) fn with_bounds(shortest: Duration, longest: Duration) -> Self {
+        Self { shortest, longest, tries: 0 }
     }
 
-    /// The next pause.
-    pub(crate) fn next(&mut self) -> Duration {
-        let pause = self.pause(fraction());
+    /// Returns the next pause.
+    pub(crate) fn next_pause(&mut self) -> Duration {
+        let pause = self.pause_with_chance(random_fraction());
         self.tries = self.tries.saturating_add(1);
         pause
     }
 
-    /// Waits for the next pause, but never past an instant.
+    /// Sleeps for the next pause, but not past an instant.
     pub(crate) async fn pause_until(&mut self, latest: tokio::time::Instant) {
-        let next = tokio::time::Instant::now() + self.next();
+        let next = tokio::time::Instant::now() + self.next_pause();
         tokio::time::sleep_until(next.min(latest)).await;
     }
 
-    /// Starts over: it worked.
+    /// Starts over after a success.
     pub(crate) fn reset(&mut self) {
         self.tries = 0;
     }
 
-    /// From half the doubled pause to all of it, by `chance` in 0..1.
-    fn pause(&self, chance: f64) -> Duration {
-        let doubled = self.first.saturating_mul(1_u32.checked_shl(self.tries).unwrap_or(u32::MAX)).min(self.most);
+    /// Half to all of the doubled pause, depending on `chance` in 0..1.
+    fn pause_with_chance(&self, chance: f64) -> Duration {
+        let doubled = self.shortest.saturating_mul(1_u32.checked_shl(self.tries).unwrap_or(u32::MAX)).min(self.longest);
         doubled.mul_f64(0.5 + chance / 2.0)
     }
 }
@@ -101,30 +99,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chance_repeats_itself_from_a_seed_on_one_thread_only() {
-        let three = || [number(), number(), number()];
+    fn a_seed_repeats_random_numbers_on_its_thread_only() {
+        let three = || [random_u64(), random_u64(), random_u64()];
         assert_ne!(three(), three());
         seed_randomness(7);
-        let first = three();
+        let shortest = three();
         seed_randomness(7);
-        assert_eq!(three(), first);
-        let elsewhere = std::thread::spawn(move || [number(), number(), number()]);
-        assert_ne!(elsewhere.join().unwrap(), first);
+        assert_eq!(three(), shortest);
+        let elsewhere = std::thread::spawn(move || [random_u64(), random_u64(), random_u64()]);
+        assert_ne!(elsewhere.join().unwrap(), shortest);
     }
 
     #[test]
-    fn pauses_double_up_to_a_bound_and_keep_at_least_half() {
-        let pause = |tries, chance| Backoff { tries, ..Backoff::default() }.pause(chance);
-        assert_eq!(pause(0, 0.0), PAUSE_FIRST / 2);
-        assert_eq!(pause(1, 0.0), PAUSE_FIRST);
-        assert_eq!(pause(2, 1.0), PAUSE_FIRST * 4);
-        assert_eq!(pause(31, 1.0), PAUSE_MOST);
-        assert_eq!(pause(u32::MAX, 1.0), PAUSE_MOST);
+    fn pauses_double_up_to_a_limit_and_keep_at_least_half() {
+        let pause_with_chance = |tries, chance| Backoff { tries, ..Backoff::default() }.pause_with_chance(chance);
+        assert_eq!(pause_with_chance(0, 0.0), MIN_RETRY_PAUSE / 2);
+        assert_eq!(pause_with_chance(1, 0.0), MIN_RETRY_PAUSE);
+        assert_eq!(pause_with_chance(2, 1.0), MIN_RETRY_PAUSE * 4);
+        assert_eq!(pause_with_chance(31, 1.0), MAX_RETRY_PAUSE);
+        assert_eq!(pause_with_chance(u32::MAX, 1.0), MAX_RETRY_PAUSE);
     }
 
     #[test]
-    fn two_clients_do_not_come_back_at_the_same_time() {
-        let pauses = || (0..8).map(|_| Backoff { tries: 6, ..Backoff::default() }.next()).collect::<Vec<_>>();
+    fn two_clients_do_not_retry_at_the_same_time() {
+        let pauses = || (0..8).map(|_| Backoff { tries: 6, ..Backoff::default() }.next_pause()).collect::<Vec<_>>();
         assert_ne!(pauses(), pauses());
     }
 }

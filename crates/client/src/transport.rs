@@ -1,5 +1,5 @@
-//! How one question gets to a server and its answer back: HTTP over TCP, TLS or a Unix socket, or whatever a caller puts in
-//! its place. Nothing is tried again here; a fault says what is known of the question's fate.
+//! Transport of one request and its response: HTTP over TCP, TLS or a Unix socket, or an implementation of the caller.
+//! A transport does not retry; its errors tell whether the request can have arrived.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -21,95 +21,95 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt as _;
 
-use crate::limits::{ANSWER_BYTES, CA_BYTES};
+use crate::limits::{MAX_CA_FILE_BYTES, MAX_RESPONSE_BYTES};
 use crate::{ClientError, Endpoint};
 
-/// One question.
+/// An HTTP request.
 #[derive(Debug, Clone)]
 pub struct HttpRequest {
-    /// What is to be done.
+    /// HTTP method.
     pub method: Method,
-    /// With what, as in `/v1/pool`.
+    /// Path below the address of the server, such as `/v1/pool`.
     pub route: String,
-    /// What follows the `?`.
+    /// Parameters after the `?`.
     pub query: Vec<(&'static str, String)>,
-    /// Beside those that every question has.
+    /// Headers beyond those of every request.
     pub headers: HeaderMap,
-    /// JSON.
+    /// JSON body.
     pub body: Option<Bytes>,
-    /// How long the whole answer may take.
+    /// Time limit for the whole response.
     pub timeout: Duration,
 }
 
-/// A whole answer, of whatever status.
+/// A complete response with any status.
 #[derive(Debug, Clone)]
 pub struct HttpResponse {
-    /// How it went.
+    /// HTTP status.
     pub status: StatusCode,
-    /// What goes with it.
+    /// Response headers.
     pub headers: HeaderMap,
-    /// What it says.
+    /// Response body.
     pub body: Bytes,
 }
 
-/// Why there is no answer.
+/// Reason for a missing response.
 #[derive(Debug)]
 pub enum TransportError {
-    /// The question cannot have arrived.
+    /// The request cannot have arrived.
     NotSent(Box<dyn StdError + Send + Sync>),
-    /// The question may have arrived; the answer did not.
+    /// The request may have arrived; the response did not.
     Broken(Box<dyn StdError + Send + Sync>),
-    /// The question may have arrived; the answer took too long.
-    Late,
-    /// The answer is larger than any an agent gives.
+    /// The request may have arrived; the response took too long.
+    TimedOut,
+    /// The response is larger than any response of an agent.
     TooLarge(StatusCode),
 }
 
-/// What an exchange comes to, in time.
+/// Future of one exchange.
 pub type ExchangeFuture<'a> = Pin<Box<dyn Future<Output = Result<HttpResponse, TransportError>> + Send + 'a>>;
 
-/// Carries questions to one server.
+/// Transport of requests to one server.
 pub trait Transport: fmt::Debug + Send + Sync {
-    /// Asks once. Dropping the future leaves open whether the question arrived.
-    fn exchange(&self, question: HttpRequest) -> ExchangeFuture<'_>;
+    /// Sends a request once. After the future is dropped, the request may or may not have arrived.
+    fn exchange(&self, request: HttpRequest) -> ExchangeFuture<'_>;
 }
 
-/// HTTP, over connections that are kept open and used again.
+/// HTTP over pooled connections.
 #[derive(Debug, Clone)]
-pub(crate) struct Http {
+pub(crate) struct ReqwestTransport {
     pub endpoint: Endpoint,
     pub client: reqwest::Client,
 }
 
-impl Http {
-    /// The question, not sent yet.
-    pub(crate) fn build(&self, question: HttpRequest) -> RequestBuilder {
-        let address = self.endpoint.address(&question.route);
-        let request = self.client.request(question.method, address).headers(question.headers);
-        let request = if question.query.is_empty() { request } else { request.query(&question.query) };
-        match question.body {
-            Some(body) => request.header(CONTENT_TYPE, "application/json").body(body),
-            None => request,
+impl ReqwestTransport {
+    /// Builds the request without sending it.
+    pub(crate) fn build(&self, request: HttpRequest) -> RequestBuilder {
+        let address = self.endpoint.address(&request.route);
+        let builder = self.client.request(request.method, address).headers(request.headers);
+        let builder = if request.query.is_empty() { builder } else { builder.query(&request.query) };
+        match request.body {
+            Some(body) => builder.header(CONTENT_TYPE, "application/json").body(body),
+            None => builder,
         }
     }
 
-    async fn ask(&self, question: HttpRequest) -> Result<HttpResponse, TransportError> {
-        let timeout = question.timeout;
-        let response = self.build(question).timeout(timeout).send().await.map_err(fault)?;
-        read(response.into(), fault).await
+    async fn send_request(&self, request: HttpRequest) -> Result<HttpResponse, TransportError> {
+        let timeout = request.timeout;
+        let response = self.build(request).timeout(timeout).send().await.map_err(transport_error)?;
+        read_response(response.into(), transport_error).await
     }
 }
 
-impl Transport for Http {
-    fn exchange(&self, question: HttpRequest) -> ExchangeFuture<'_> {
-        Box::pin(self.ask(question))
+impl Transport for ReqwestTransport {
+    fn exchange(&self, request: HttpRequest) -> ExchangeFuture<'_> {
+        Box::pin(self.send_request(request))
     }
 }
 
-/// Reads an answer up to the bound; `fault` judges an error within its body.
-pub(crate) async fn read<B>(
+/// Reads a response up to the size limit; `transport_error` converts an error within its body.
+pub(crate) async fn read_response<B>(
     response: Response<B>,
-    fault: fn(B::Error) -> TransportError,
+    transport_error: fn(B::Error) -> TransportError,
 ) -> Result<HttpResponse, TransportError>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -117,8 +117,8 @@ where
     let (head, mut incoming) = response.into_parts();
     let mut body = BytesMut::new();
     while let Some(frame) = incoming.frame().await {
-        let Ok(chunk) = frame.map_err(fault)?.into_data() else { continue };
-        if body.len() + chunk.len() > ANSWER_BYTES {
+        let Ok(chunk) = frame.map_err(transport_error)?.into_data() else { continue };
+        if body.len() + chunk.len() > MAX_RESPONSE_BYTES {
             return Err(TransportError::TooLarge(head.status));
         }
         body.extend_from_slice(&chunk);
@@ -126,19 +126,19 @@ where
     Ok(HttpResponse { status: head.status, headers: head.headers, body: body.freeze() })
 }
 
-fn fault(error: reqwest::Error) -> TransportError {
+fn transport_error(error: reqwest::Error) -> TransportError {
     let error = error.without_url();
     match (error.is_connect(), error.is_timeout()) {
         (true, _) => TransportError::NotSent(error.into()),
-        (false, true) => TransportError::Late,
+        (false, true) => TransportError::TimedOut,
         (false, false) => TransportError::Broken(error.into()),
     }
 }
 
-// Whom to believe over TLS. The cryptography is chosen here and for this client alone, so that a program that links
-// another one as well never has to choose between them.
+// TLS. The cryptography provider is chosen here and for this client alone, so that a program that links another one as
+// well never has to choose between them.
 
-/// Trusts the certificates of a file, or else those the system trusts; nobody where TLS is not used.
+/// Trusts the certificates of a file, or else those of the system; none if TLS is not used.
 pub(crate) fn tls_config(endpoint: &Endpoint, ca_file: Option<&Path>) -> Result<ClientConfig, ClientError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let unusable = |error: rustls::Error| {
@@ -147,21 +147,21 @@ pub(crate) fn tls_config(endpoint: &Endpoint, ca_file: Option<&Path>) -> Result<
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(unusable)?;
     let builder = match ca_file {
-        Some(path) => builder.with_root_certificates(roots(path)?),
+        Some(path) => builder.with_root_certificates(root_certificates(path)?),
         None if endpoint.is_encrypted() => builder.with_platform_verifier().map_err(unusable)?,
         None => builder.with_root_certificates(RootCertStore::empty()),
     };
     Ok(builder.with_no_client_auth())
 }
 
-fn roots(path: &Path) -> Result<RootCertStore, ClientError> {
+fn root_certificates(path: &Path) -> Result<RootCertStore, ClientError> {
     let refused = |why: String| {
         let value = format!("{} ({why})", path.display());
         ClientError::setting("CA file", value, "a readable file with at least one PEM certificate")
     };
     let mut text = Vec::new();
     let file = File::open(path).map_err(|error| refused(error.to_string()))?;
-    file.take(CA_BYTES).read_to_end(&mut text).map_err(|error| refused(error.to_string()))?;
+    file.take(MAX_CA_FILE_BYTES).read_to_end(&mut text).map_err(|error| refused(error.to_string()))?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&text) {
         let certificate = certificate.map_err(|error| refused(error.to_string()))?;
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ca_file_that_is_none_is_named() {
+    fn an_invalid_ca_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let endpoint: Endpoint = "https://gpu7".parse().unwrap();
         let path = folder.path().join("ca.pem");

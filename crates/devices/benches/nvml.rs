@@ -1,7 +1,7 @@
-//! What one reading of eight devices costs beyond the time of the library itself.
+//! Cost of one reading of eight devices beyond the time of the library itself.
 //!
-//! The same questions are asked once through the source and once straight from the library (a stand-in); the
-//! difference is what the source adds. It should stay below 200 µs.
+//! The same values are read through the source and directly from the library (a stand-in); the difference is the
+//! overhead of the source. It should stay below 200 µs.
 
 #![allow(unsafe_code, reason = "asks the library without anything between")]
 #![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
@@ -20,22 +20,22 @@ const READINGS: usize = 2_000;
 fn main() {
     let folder = tempfile::tempdir().unwrap();
     let library = nvml_standin::install_library(folder.path(), &server_scenario(DEVICES), &[]).unwrap();
-    let places = SourcePaths { nvml: library.clone(), sys: folder.path().join("sys"), ..SourcePaths::default() };
+    let paths = SourcePaths { nvml: library.clone(), sys: folder.path().join("sys"), ..SourcePaths::default() };
 
-    let mut source = NvmlSource::new(&places);
+    let mut source = NvmlSource::new(&paths);
     let first = Instant::now();
     assert_eq!(source.read().unwrap().devices.len(), DEVICES as usize);
     let first = first.elapsed();
-    let whole = median(|| drop(black_box(source.read().unwrap())));
+    let whole = median_time(|| drop(black_box(source.read().unwrap())));
 
-    let bare = Bare::new(&library);
-    let alone = median(|| bare.ask());
+    let direct = DirectLibrary::new(&library);
+    let calls_only = median_time(|| direct.query_all());
 
     println!("first reading of {DEVICES} devices, with loading the library: {first:?}");
     println!("one reading of {DEVICES} devices:                             {whole:?}");
-    println!("the library's calls alone:                            {alone:?}");
-    println!("added:                                                {:?}", whole.saturating_sub(alone));
-    match peer(folder.path()) {
+    println!("the library's calls alone:                        {calls_only:?}");
+    println!("added:                                                {:?}", whole.saturating_sub(calls_only));
+    match python_peer(folder.path()) {
         Some(peer) => {
             let times = peer.as_secs_f64() / whole.as_secs_f64();
             println!("nvidia-ml-py, the same questions:                     {peer:?} ({times:.0}× ours)");
@@ -44,8 +44,8 @@ fn main() {
     }
 }
 
-/// What the same reading costs in Python, with NVIDIA's own binding and the same library.
-fn peer(folder: &std::path::Path) -> Option<Duration> {
+/// Measures the same reading in Python, with NVIDIA's own binding and the same library.
+fn python_peer(folder: &std::path::Path) -> Option<Duration> {
     let python = std::env::var_os("GPUPOOL_PEER_PYTHON")?;
     let script = include_str!("support/nvml_peer.py");
     let output = Command::new(python).args(["-c", script]).env("LD_LIBRARY_PATH", folder).output().ok()?;
@@ -53,7 +53,7 @@ fn peer(folder: &std::path::Path) -> Option<Duration> {
     Some(Duration::from_nanos(nanos))
 }
 
-fn median(mut run: impl FnMut()) -> Duration {
+fn median_time(mut run: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..READINGS)
         .map(|_| {
             let start = Instant::now();
@@ -65,14 +65,14 @@ fn median(mut run: impl FnMut()) -> Duration {
     times[READINGS / 2]
 }
 
-/// The library with nothing around it.
-struct Bare {
+/// The library without the source.
+struct DirectLibrary {
     wrapper: nvml_wrapper::Nvml,
     devices: Vec<raw::nvmlDevice_t>,
     events: raw::nvmlEventSet_t,
 }
 
-impl Bare {
+impl DirectLibrary {
     fn new(path: &std::path::Path) -> Self {
         let wrapper = nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init().unwrap();
         let mut devices = vec![std::ptr::null_mut(); DEVICES as usize];
@@ -88,11 +88,11 @@ impl Bare {
         Self { wrapper, devices, events }
     }
 
-    /// Every question of one reading.
-    fn ask(&self) {
+    /// Makes all calls of one reading.
+    fn query_all(&self) {
         let library = self.wrapper.lib();
         let mut room = [[0_u64; 3]; 64];
-        // SAFETY: every call gets room for what it writes.
+        // SAFETY: every call gets a buffer for its output.
         unsafe {
             let (mut a, mut b, mut c, mut d) = (0, 0, 0, 0);
             let mut event = std::mem::zeroed();

@@ -1,7 +1,7 @@
-//! What sampling eight devices costs an agent: the probe's thread, the reading, naming the processes, the books.
+//! Cost of sampling eight devices in an agent: probe thread, reading, process lookup, tracker.
 //!
-//! Readings are taken one after the other and the processor time of the whole process is divided by their number; once
-//! a second, that is the share of one core that sampling takes.
+//! The processor time of successive readings is divided by their number; at one reading per second, that is the share
+//! of a core that sampling takes.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -20,8 +20,8 @@ const READINGS: u32 = 2_000;
 fn main() {
     let folder = tempfile::tempdir().unwrap();
     let library = nvml_standin::install_library(folder.path(), &server_scenario(CARDS), &[]).unwrap();
-    let places = SourcePaths { nvml: library, sys: folder.path().join("sys"), ..SourcePaths::default() };
-    report("NVML (stand-in)", Box::new(NvmlSource::new(&places)));
+    let paths = SourcePaths { nvml: library, sys: folder.path().join("sys"), ..SourcePaths::default() };
+    report("NVML (stand-in)", Box::new(NvmlSource::new(&paths)));
     for processes in [0, 500] {
         let tree = Tree::new(processes);
         report(&format!("AMD sysfs, {processes} processes"), Box::new(tree.source()));

@@ -1,25 +1,25 @@
-//! The spellings of a PCI address, read to numbers before anything is compared.
+//! Parsing of PCI addresses in every spelling.
 
 use gpupool_core::PciAddress;
 
-/// The address a text means: `01:00.0`, `0000:01:00.0`, `00000000:01:00.0` or `10000:E1:00.0`, in either case.
+/// Parses `01:00.0`, `0000:01:00.0`, `00000000:01:00.0` or `10000:E1:00.0`, in either case.
 ///
-/// The function may be missing, as in `0000:01:00` (then it is 0).
+/// The function may be missing, as in `0000:01:00`; it is then 0.
 pub fn parse_pci_address(text: &str) -> Option<PciAddress> {
-    let (place, function) = match text.trim().rsplit_once('.') {
-        Some((place, function)) => (place, hex(function, 1)? as u8),
+    let (rest, function) = match text.trim().rsplit_once('.') {
+        Some((rest, function)) => (rest, parse_hex(function, 1)? as u8),
         None => (text.trim(), 0),
     };
-    let mut parts = place.rsplit(':');
-    let device = hex(parts.next()?, 2)? as u8;
-    let bus = hex(parts.next()?, 2)? as u8;
-    let domain = parts.next().map_or(Some(0), |domain| hex(domain, 8))?;
-    let sound = parts.next().is_none() && device < 32 && function < 8;
-    sound.then_some(PciAddress { domain, bus, device, function })
+    let mut parts = rest.rsplit(':');
+    let device = parse_hex(parts.next()?, 2)? as u8;
+    let bus = parse_hex(parts.next()?, 2)? as u8;
+    let domain = parts.next().map_or(Some(0), |domain| parse_hex(domain, 8))?;
+    let is_valid = parts.next().is_none() && device < 32 && function < 8;
+    is_valid.then_some(PciAddress { domain, bus, device, function })
 }
 
-/// The address that KFD keeps as `location_id` (bus, device and function in one number) and `domain`.
-pub(crate) const fn from_location(domain: u32, location: u32) -> PciAddress {
+/// Converts KFD's `location_id` (bus, device and function in one number) and `domain` to an address.
+pub(crate) const fn from_kfd_location(domain: u32, location: u32) -> PciAddress {
     PciAddress {
         domain,
         bus: (location >> 8) as u8,
@@ -28,9 +28,9 @@ pub(crate) const fn from_location(domain: u32, location: u32) -> PciAddress {
     }
 }
 
-fn hex(digits: &str, most: usize) -> Option<u32> {
-    let sound = !digits.is_empty() && digits.len() <= most && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if sound { u32::from_str_radix(digits, 16).ok() } else { None }
+fn parse_hex(digits: &str, most: usize) -> Option<u32> {
+    let is_hex = !digits.is_empty() && digits.len() <= most && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hex { u32::from_str_radix(digits, 16).ok() } else { None }
 }
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_location_splits_into_bus_device_and_function() {
-        assert_eq!(from_location(1, 0xc1 << 8 | 3 << 3 | 2).to_string(), "0001:c1:03.2");
+    fn a_kfd_location_contains_bus_device_and_function() {
+        assert_eq!(from_kfd_location(1, 0xc1 << 8 | 3 << 3 | 2).to_string(), "0001:c1:03.2");
     }
 }

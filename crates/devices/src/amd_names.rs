@@ -1,16 +1,16 @@
-//! Names of well known AMD devices, for trees that give none.
+//! Names of well-known AMD devices, for machines whose files have none.
 
-/// The name of a device by its PCI id and revision; `AMD 0x….` for one that is not in the table.
-pub(crate) fn name(device: u16, revision: Option<u8>) -> String {
-    known(device, revision).unwrap_or_else(|| format!("AMD {device:#06x}"))
+/// Returns the name of a device by its PCI id and revision, or `AMD 0x….` if the tables do not have it.
+pub(crate) fn device_name(device: u16, revision: Option<u8>) -> String {
+    known_name(device, revision).unwrap_or_else(|| format!("AMD {device:#06x}"))
 }
 
-/// The name of a device in the table.
-pub(crate) fn known(device: u16, revision: Option<u8>) -> Option<String> {
+/// Returns the name of a device in the tables.
+pub(crate) fn known_name(device: u16, revision: Option<u8>) -> Option<String> {
     let exact = revision.and_then(|revision| {
-        EXACT.iter().find(|(id, rev, _)| (*id, *rev) == (device, revision)).map(|(_, _, name)| *name)
+        CARDS_BY_REVISION.iter().find(|(id, rev, _)| (*id, *rev) == (device, revision)).map(|(_, _, name)| *name)
     });
-    exact.or_else(|| lookup(device)).map(|name| format!("AMD {name}"))
+    exact.or_else(|| name_by_id(device)).map(|name| format!("AMD {name}"))
 }
 
 /// Whether the device is part of a processor and shares the memory of the host.
@@ -23,8 +23,8 @@ pub(crate) fn has_two_dies(device: u16) -> bool {
     matches!(device, 0x7408 | 0x740c)
 }
 
-fn lookup(device: u16) -> Option<&'static str> {
-    [ACCELERATORS, CARDS, APUS].into_iter().flatten().find(|(id, _)| *id == device).map(|(_, name)| *name)
+fn name_by_id(device: u16) -> Option<&'static str> {
+    [ACCELERATORS, GRAPHICS_CARDS, APUS].into_iter().flatten().find(|(id, _)| *id == device).map(|(_, name)| *name)
 }
 
 const ACCELERATORS: &[(u16, &str)] = &[
@@ -54,8 +54,8 @@ const ACCELERATORS: &[(u16, &str)] = &[
     (0x75b3, "Instinct MI355X VF"),
 ];
 
-/// Where several cards share an id, all of them are named.
-const CARDS: &[(u16, &str)] = &[
+/// Graphics cards by id; the name lists all cards that share an id.
+const GRAPHICS_CARDS: &[(u16, &str)] = &[
     (0x6610, "Radeon R7 250 / 350"),
     (0x6611, "Radeon R7 240 / R5 340"),
     (0x6613, "Radeon R7 240 / R5 340"),
@@ -172,8 +172,8 @@ const APUS: &[(u16, &str)] = &[
     (0x98e4, "Radeon R2 / R3 / R4 / R5 (Stoney)"),
 ];
 
-/// Cards that share an id and differ in the revision.
-const EXACT: &[(u16, u8, &str)] = &[
+/// Cards that share an id, by revision.
+const CARDS_BY_REVISION: &[(u16, u8, &str)] = &[
     (0x150e, 0xc1, "Radeon 890M"),
     (0x150e, 0xc4, "Radeon 880M"),
     (0x1586, 0xc1, "Radeon 8060S"),
@@ -252,17 +252,17 @@ mod tests {
 
     #[test]
     fn a_device_is_named_by_its_revision_or_its_id_or_its_number() {
-        assert_eq!(name(0x67df, Some(0xe7)), "AMD Radeon RX 580");
-        assert_eq!(name(0x67df, None), "AMD Radeon RX 470 / 480 / 570 / 580 / 590");
-        assert_eq!(name(0x74a1, Some(0)), "AMD Instinct MI300X");
-        assert_eq!(name(0x00ab, None), "AMD 0x00ab");
+        assert_eq!(device_name(0x67df, Some(0xe7)), "AMD Radeon RX 580");
+        assert_eq!(device_name(0x67df, None), "AMD Radeon RX 470 / 480 / 570 / 580 / 590");
+        assert_eq!(device_name(0x74a1, Some(0)), "AMD Instinct MI300X");
+        assert_eq!(device_name(0x00ab, None), "AMD 0x00ab");
     }
 
     #[test]
     fn no_device_has_two_names() {
-        let ids: Vec<u16> = [ACCELERATORS, CARDS, APUS].into_iter().flatten().map(|(id, _)| *id).collect();
+        let ids: Vec<u16> = [ACCELERATORS, GRAPHICS_CARDS, APUS].into_iter().flatten().map(|(id, _)| *id).collect();
         assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
-        let exact: Vec<(u16, u8)> = EXACT.iter().map(|(id, revision, _)| (*id, *revision)).collect();
+        let exact: Vec<(u16, u8)> = CARDS_BY_REVISION.iter().map(|(id, revision, _)| (*id, *revision)).collect();
         assert_eq!(exact.iter().collect::<BTreeSet<_>>().len(), exact.len());
         assert!(exact.iter().all(|(id, _)| ids.contains(id)));
     }

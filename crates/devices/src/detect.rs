@@ -1,32 +1,31 @@
-//! Which sources a machine has: all that answer, or the one that was asked for.
+//! Selection of sources: all that work on the machine, or the configured one.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use crate::amd_sysfs::AmdSysfsSource;
-use crate::amd_tools::{AmdSmi, RocmSmi};
+use crate::amd_tools::{AmdSmiSource, RocmSmiSource};
 use crate::nvidia_smi::NvidiaSmi;
 use crate::nvml::NvmlSource;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
-use crate::tool::Tool;
+use crate::tool::VendorTool;
 
-/// What a person chose in `GPUPOOL_BACKEND`.
+/// Value of `GPUPOOL_BACKEND`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SourceChoice {
-    /// Every vendor, each by the best source that is here.
+    /// All vendors, each by its best available source.
     #[default]
     Auto,
-    /// NVIDIA devices only, by the best source that is here.
+    /// NVIDIA devices only, by the best available source.
     Nvidia,
-    /// AMD devices only, by the best source that is here.
+    /// AMD devices only, by the best available source.
     Amd,
-    /// This source and no other.
     Only(SourceKind),
 }
 
-/// A choice nobody offers.
+/// An unknown value of `GPUPOOL_BACKEND`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("GPUPOOL_BACKEND is {0:?}; allowed are auto, nvidia, amd, nvml, nvidia-smi, amd-sysfs, amd-smi, rocm-smi")]
 pub struct UnknownBackend(String);
@@ -51,11 +50,11 @@ impl FromStr for SourceChoice {
 }
 
 impl SourceChoice {
-    /// The sources it means, one for each vendor, looking in these places; a tool gets `deadline` for each run.
-    pub fn open_sources(self, places: &SourcePaths, deadline: Duration) -> Vec<Box<dyn DeviceSource>> {
-        let open = |kind| open(kind, places, deadline);
+    /// Opens the chosen sources, one for each vendor; each run of a tool gets `deadline`.
+    pub fn open_sources(self, paths: &SourcePaths, deadline: Duration) -> Vec<Box<dyn DeviceSource>> {
+        let open = |kind| open_source(kind, paths, deadline);
         let best = |kinds: &[SourceKind]| -> Box<dyn DeviceSource> {
-            Box::new(FirstThatIsHere::new(kinds.iter().filter_map(|&kind| open(kind)).collect()))
+            Box::new(FallbackSource::new(kinds.iter().filter_map(|&kind| open(kind)).collect()))
         };
         let nvidia = || best(&[SourceKind::Nvml, SourceKind::NvidiaSmi]);
         let amd = || best(&[SourceKind::AmdSysfs, SourceKind::AmdSmi, SourceKind::RocmSmi]);
@@ -68,45 +67,45 @@ impl SourceChoice {
     }
 }
 
-fn open(kind: SourceKind, places: &SourcePaths, deadline: Duration) -> Option<Box<dyn DeviceSource>> {
-    let tool = |path| Tool::new(path, deadline);
+fn open_source(kind: SourceKind, paths: &SourcePaths, deadline: Duration) -> Option<Box<dyn DeviceSource>> {
+    let tool = |path| VendorTool::new(path, deadline);
     Some(match kind {
-        SourceKind::Nvml => Box::new(NvmlSource::new(places)),
-        SourceKind::NvidiaSmi => Box::new(NvidiaSmi::new(tool(&places.nvidia_smi))),
-        SourceKind::AmdSysfs => Box::new(AmdSysfsSource::new(places)),
-        SourceKind::AmdSmi => Box::new(AmdSmi::new(tool(&places.amd_smi))),
-        SourceKind::RocmSmi => Box::new(RocmSmi::new(tool(&places.rocm_smi))),
+        SourceKind::Nvml => Box::new(NvmlSource::new(paths)),
+        SourceKind::NvidiaSmi => Box::new(NvidiaSmi::new(tool(&paths.nvidia_smi))),
+        SourceKind::AmdSysfs => Box::new(AmdSysfsSource::new(paths)),
+        SourceKind::AmdSmi => Box::new(AmdSmiSource::new(tool(&paths.amd_smi))),
+        SourceKind::RocmSmi => Box::new(RocmSmiSource::new(tool(&paths.rocm_smi))),
         SourceKind::Simulated => return None,
     })
 }
 
-/// How long a source that is not here is left in peace.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+/// Time before a missing source is tried again.
+const RETRY_MISSING_AFTER: Duration = Duration::from_secs(30);
 
-/// Several sources for the same devices, best first: the first that is here is read.
+/// Several sources for the same devices, best first; the first available source is read.
 ///
-/// A source that is here and fails is not passed over: the others would ask the same driver, and say less.
-struct FirstThatIsHere {
-    sources: Vec<Candidate>,
-    reading: usize,
+/// An available source that fails is not skipped: the others would ask the same driver and know less.
+struct FallbackSource {
+    sources: Vec<FallbackCandidate>,
+    last_read: usize,
 }
 
-struct Candidate {
+struct FallbackCandidate {
     source: Box<dyn DeviceSource>,
     missing: Option<(Instant, SourceError)>,
 }
 
-impl FirstThatIsHere {
+impl FallbackSource {
     fn new(sources: Vec<Box<dyn DeviceSource>>) -> Self {
-        let sources = sources.into_iter().map(|source| Candidate { source, missing: None }).collect();
-        Self { sources, reading: 0 }
+        let sources = sources.into_iter().map(|source| FallbackCandidate { source, missing: None }).collect();
+        Self { sources, last_read: 0 }
     }
 }
 
-impl Candidate {
+impl FallbackCandidate {
     fn read(&mut self) -> Result<SourceReading, SourceError> {
         if let Some((since, error)) = &self.missing
-            && since.elapsed() < LOOK_AGAIN
+            && since.elapsed() < RETRY_MISSING_AFTER
         {
             return Err(error.clone());
         }
@@ -119,50 +118,46 @@ impl Candidate {
     }
 }
 
-impl DeviceSource for FirstThatIsHere {
-    /// The source that was read last.
+impl DeviceSource for FallbackSource {
+    /// Returns the kind of the source that was read last.
     fn kind(&self) -> SourceKind {
-        self.sources.get(self.reading).map_or(SourceKind::Nvml, |candidate| candidate.source.kind())
+        self.sources.get(self.last_read).map_or(SourceKind::Nvml, |candidate| candidate.source.kind())
     }
 
     fn read(&mut self) -> Result<SourceReading, SourceError> {
         let mut first_missing = None;
-        for (place, candidate) in self.sources.iter_mut().enumerate() {
+        for (position, candidate) in self.sources.iter_mut().enumerate() {
             match candidate.read() {
                 Err(missing @ SourceError::NotPresent { .. }) => {
                     first_missing.get_or_insert(missing);
                 }
-                answer => {
-                    self.reading = place;
-                    return answer;
+                result => {
+                    self.last_read = position;
+                    return result;
                 }
             }
         }
-        let nothing = SourceError::NotPresent { what: "a source of devices".into(), why: "none was asked for".into() };
-        Err(first_missing.unwrap_or(nothing))
+        let no_source = SourceError::NotPresent { what: "device source".into(), why: "none is configured".into() };
+        Err(first_missing.unwrap_or(no_source))
     }
 }
 
-// Where on a machine things are looked for; tests and captured trees point them elsewhere.
+// Locations on a machine; tests and captured trees override them.
 
-/// Roots of kernel trees, and the names or paths of libraries and tools.
+/// Roots of kernel trees, and names or paths of libraries and tools.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourcePaths {
-    /// `/sys`.
     pub sys: PathBuf,
-    /// `/proc`.
     pub proc: PathBuf,
-    /// `/dev`.
     pub dev: PathBuf,
-    /// `/etc`.
     pub etc: PathBuf,
-    /// NVIDIA's library.
+    /// NVIDIA's management library.
     pub nvml: PathBuf,
-    /// NVIDIA's tool.
+    /// NVIDIA's command line tool.
     pub nvidia_smi: PathBuf,
-    /// AMD's newer tool.
+    /// AMD's newer command line tool.
     pub amd_smi: PathBuf,
-    /// AMD's older tool.
+    /// AMD's older command line tool.
     pub rocm_smi: PathBuf,
 }
 
@@ -173,18 +168,18 @@ impl Default for SourcePaths {
 }
 
 impl SourcePaths {
-    /// The usual places, or what the environment says instead; `variable` looks one up.
+    /// Returns the default locations, overridden by environment variables that `variable` looks up.
     pub fn from_env(variable: impl Fn(&str) -> Option<PathBuf>) -> Self {
-        let place = |name: &str, usual: &str| variable(name).unwrap_or_else(|| PathBuf::from(usual));
+        let path_or = |name: &str, default: &str| variable(name).unwrap_or_else(|| PathBuf::from(default));
         Self {
-            sys: place("GPUPOOL_SYS", "/sys"),
-            proc: place("GPUPOOL_PROC", "/proc"),
-            dev: place("GPUPOOL_DEV", "/dev"),
-            etc: place("GPUPOOL_ETC", "/etc"),
-            nvml: place("GPUPOOL_NVML", "libnvidia-ml.so.1"),
-            nvidia_smi: place("GPUPOOL_NVIDIA_SMI", "nvidia-smi"),
-            amd_smi: place("GPUPOOL_AMD_SMI", "amd-smi"),
-            rocm_smi: place("GPUPOOL_ROCM_SMI", "rocm-smi"),
+            sys: path_or("GPUPOOL_SYS", "/sys"),
+            proc: path_or("GPUPOOL_PROC", "/proc"),
+            dev: path_or("GPUPOOL_DEV", "/dev"),
+            etc: path_or("GPUPOOL_ETC", "/etc"),
+            nvml: path_or("GPUPOOL_NVML", "libnvidia-ml.so.1"),
+            nvidia_smi: path_or("GPUPOOL_NVIDIA_SMI", "nvidia-smi"),
+            amd_smi: path_or("GPUPOOL_AMD_SMI", "amd-smi"),
+            rocm_smi: path_or("GPUPOOL_ROCM_SMI", "rocm-smi"),
         }
     }
 }
@@ -193,9 +188,9 @@ impl SourcePaths {
 mod tests {
     use super::*;
 
-    struct Scripted(SourceKind, Vec<Result<SourceReading, SourceError>>);
+    struct ScriptedSource(SourceKind, Vec<Result<SourceReading, SourceError>>);
 
-    impl DeviceSource for Scripted {
+    impl DeviceSource for ScriptedSource {
         fn kind(&self) -> SourceKind {
             self.0
         }
@@ -212,15 +207,15 @@ mod tests {
     fn first(
         nvml: Vec<Result<SourceReading, SourceError>>,
         smi: Vec<Result<SourceReading, SourceError>>,
-    ) -> FirstThatIsHere {
-        FirstThatIsHere::new(vec![
-            Box::new(Scripted(SourceKind::Nvml, nvml)),
-            Box::new(Scripted(SourceKind::NvidiaSmi, smi)),
+    ) -> FallbackSource {
+        FallbackSource::new(vec![
+            Box::new(ScriptedSource(SourceKind::Nvml, nvml)),
+            Box::new(ScriptedSource(SourceKind::NvidiaSmi, smi)),
         ])
     }
 
     #[test]
-    fn the_next_source_is_read_where_the_best_is_not_here_and_the_best_is_left_in_peace() {
+    fn a_missing_source_is_replaced_by_the_next_and_not_retried_at_once() {
         let ok = || Ok(SourceReading::default());
         let mut source = first(vec![missing()], vec![ok(), ok()]);
         assert!(source.read().is_ok() && source.read().is_ok());
@@ -228,18 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_here_and_fails_is_not_passed_over() {
+    fn a_failing_source_is_not_replaced_by_the_next() {
         let mut source = first(vec![Err(SourceError::VersionMismatch("x".into()))], vec![]);
         assert_eq!(source.read().unwrap_err().code(), "driver_library_mismatch");
     }
 
     #[test]
-    fn where_nothing_is_here_the_best_says_so() {
+    fn without_any_source_the_error_of_the_best_is_returned() {
         assert_eq!(first(vec![missing()], vec![missing()]).read().unwrap_err().code(), "not_here");
     }
 
     #[test]
-    fn a_choice_is_a_name_and_a_wrong_one_says_what_is_allowed() {
+    fn source_names_are_parsed_and_an_unknown_one_lists_the_allowed() {
         assert_eq!("nvidia_smi".parse(), Ok(SourceChoice::Only(SourceKind::NvidiaSmi)));
         assert_eq!(" AUTO ".parse(), Ok(SourceChoice::Auto));
         assert!("cuda".parse::<SourceChoice>().unwrap_err().to_string().contains("rocm-smi"));

@@ -1,28 +1,28 @@
-//! A device as one source found it at one time.
+//! A device as one source read it at one time.
 
 use std::fmt;
 use std::sync::Arc;
 
 use gpupool_core::{
     Bytes, DeviceFacts, DeviceHealth, DeviceIdentity, DeviceMemory, DeviceReading, IsolationSupport, Labels,
-    PartitionFacts as CorePartition, PciAddress, Percent, PoolTime, ProcessAttribution, ProcessUsage, Share, Vendor,
+    PartitionFacts, PciAddress, Percent, PoolTime, ProcessAttribution, ProcessUsage, Share, Vendor,
 };
 use serde::Serialize;
 
 use crate::limits;
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 
-/// Electrical power, in thousandths of a watt.
+/// Electrical power in milliwatts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Milliwatts(pub u64);
 
 impl Milliwatts {
-    /// So many watts, to the thousandth, or `None` for what power cannot be.
+    /// Converts watts, or returns `None` for an impossible power.
     pub(crate) fn from_number(watts: f64) -> Option<Self> {
         (0.0..1e9).contains(&watts).then(|| Self((watts * 1000.0).round() as u64))
     }
 
-    /// The power in watts.
+    /// Returns the power in watts.
     pub fn as_number(self) -> f64 {
         self.0 as f64 / 1000.0
     }
@@ -34,39 +34,38 @@ impl fmt::Display for Milliwatts {
     }
 }
 
-/// Whether memory a device reports as used includes what its driver keeps for itself.
+/// Whether the used memory of a device includes the memory reserved by its driver.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum UsedMemoryScope {
-    /// Used memory is what programs use (NVML v2, nvidia-smi since driver 510).
+    /// Used memory is the memory of programs (NVML v2, nvidia-smi since driver 510).
     WithoutReserved,
-    /// Used memory includes what the driver keeps (NVML v1, older nvidia-smi).
+    /// Used memory includes reserved memory (NVML v1, older nvidia-smi).
     WithReserved,
-    /// The source does not say, or the driver keeps nothing.
+    /// The source does not say, or the driver reserves nothing.
     #[default]
     Unknown,
 }
 
-/// The memory of a device.
+/// Memory of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryReading {
-    /// All of its own.
     pub total: Reported<Bytes>,
-    /// What the driver keeps.
+    /// Memory reserved by the driver.
     pub reserved: Reported<Bytes>,
-    /// What is in use.
+    /// Memory in use.
     pub used: Reported<Bytes>,
-    /// What "in use" means here.
+    /// Whether `used` includes `reserved`.
     pub used_means: UsedMemoryScope,
-    /// Set where the device shares the memory of the host and has none of its own.
+    /// Whether the device shares the memory of the host and has none of its own.
     pub unified: bool,
-    /// Host memory it may also use (AMD's GTT), the real memory of an APU.
+    /// Host memory that the device may also use (AMD's GTT), the main memory of an APU.
     pub host_total: Reported<Bytes>,
-    /// How much of that is in use.
+    /// Part of `host_total` in use.
     pub host_used: Reported<Bytes>,
 }
 
 impl MemoryReading {
-    /// Memory in use by programs, without what the driver keeps, where that can be told.
+    /// Returns the memory used by programs, without reserved memory where that is known.
     pub fn used_by_programs(&self) -> Reported<Bytes> {
         match (self.used_means, &self.used, &self.reserved) {
             (UsedMemoryScope::WithReserved, Reported::Value(used), Reported::Value(reserved)) => {
@@ -77,41 +76,39 @@ impl MemoryReading {
     }
 }
 
-/// Which part of a larger device a device is.
+/// Partition of a larger device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum DevicePartition {
-    /// A MIG instance.
     Mig {
-        /// UUID of the GPU it is cut from, where the source tells.
+        /// UUID of the parent GPU, if known.
         parent_uuid: Option<Arc<str>>,
-        /// GPU instance.
+        /// Id of the GPU instance.
         gpu_instance: Option<u32>,
-        /// Compute instance in it.
+        /// Id of the compute instance in the GPU instance.
         compute_instance: Option<u32>,
-        /// The cut: `1g.10gb`.
+        /// Profile, such as `1g.10gb`.
         profile: Option<Arc<str>>,
     },
-    /// An AMD partition.
     Amd {
-        /// Which of the parts of its PCI device it is.
+        /// Index of the partition on its PCI device.
         id: u16,
-        /// How the device is cut: `SPX`, `DPX`, `TPX`, `QPX`, `CPX`.
+        /// Partition mode: `SPX`, `DPX`, `TPX`, `QPX`, `CPX`.
         mode: Option<Arc<str>>,
-        /// Into how many parts it is cut, where that is known.
+        /// Number of partitions, if known.
         parts: Option<u16>,
     },
 }
 
 impl DevicePartition {
-    /// How much of its parent it is, where that is known: by the slices of a MIG profile, by the number of AMD parts.
+    /// Returns the share of the parent, if known: by the slices of a MIG profile or the number of AMD partitions.
     ///
-    /// `model` is the name of the GPU: those of the A30 and RTX PRO kinds have four slices, others seven.
-    pub(crate) fn of_parent(&self, model: Option<&str>) -> Option<Share> {
+    /// `model` is the name of the GPU: the A30 and RTX PRO models have four slices, others seven.
+    pub(crate) fn share_of_parent(&self, model: Option<&str>) -> Option<Share> {
         match self {
             Self::Mig { profile, .. } => {
                 let digits = |part: &str| part.chars().rev().take_while(char::is_ascii_digit).count();
-                // `2g.10gb` has two slices, `1c.2g.10gb` one of two.
+                // `2g.10gb` has two slices, `1c.2g.10gb` one.
                 let (head, _) = profile.as_deref()?.split_once(['c', 'g'])?;
                 let slices: u32 = head.get(head.len() - digits(head)..)?.parse().ok()?;
                 let four = model.is_some_and(|model| model.contains("A30") || model.contains("RTX PRO"));
@@ -125,7 +122,7 @@ impl DevicePartition {
         }
     }
 
-    /// Which of the partitions of its PCI device it is, as part of an identity.
+    /// Returns the number of the partition on its PCI device, as part of an identity.
     pub fn number(&self) -> Option<u16> {
         match self {
             Self::Amd { id, .. } => Some(*id),
@@ -138,22 +135,19 @@ impl DevicePartition {
     }
 }
 
-/// What a process does on a device.
+/// Kind of work that a process does on a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ProcessActivity {
-    /// Computes.
     Compute,
-    /// Draws.
     Graphics,
-    /// Both.
     Both,
-    /// The source does not say.
+    /// The source does not tell.
     #[default]
     Unknown,
 }
 
 impl ProcessActivity {
-    /// What a process does that computes, or draws.
+    /// Returns the activity of a process that computes or draws.
     pub(crate) const fn of(computes: bool, draws: bool) -> Self {
         match (computes, draws) {
             (true, true) => Self::Both,
@@ -164,64 +158,56 @@ impl ProcessActivity {
     }
 }
 
-/// A process on a device, as the driver names it.
+/// A process on a device, as reported by the driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceProcess {
-    /// Its number in the driver's PID namespace, which is the host's.
+    /// Pid in the driver's PID namespace, which is the host's.
     pub pid: u32,
-    /// The name the source gave.
+    /// Name given by the source.
     pub name: Option<Arc<str>>,
-    /// What it does.
     pub activity: ProcessActivity,
-    /// Device memory it uses.
+    /// Device memory in use.
     pub memory: Reported<Bytes>,
-    /// The process of this host, once a [`HostProcessResolver`](crate::HostProcessResolver) has looked it up.
-    pub host_lookup: crate::attribution::HostProcessLookup,
+    /// Process of this host, after lookup by a [`HostProcessResolver`](crate::HostProcessResolver).
+    pub host_lookup: crate::host_process::HostProcessLookup,
 }
 
-/// A device as one source found it at one time. Everything a source does not tell stays empty.
+/// A device as one source read it at one time. Fields that the source does not report stay empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetectedDevice {
-    /// The number the source gives it; one of several orders, never an identity.
+    /// Index in the source's listing. Sources differ, so it is never an identity.
     pub index: Option<u32>,
-    /// The minor number of its device node: `/dev/nvidia3`, `/dev/dri/renderD131`.
+    /// Minor number of the device node: `/dev/nvidia3`, `/dev/dri/renderD131`.
     pub minor: Option<u32>,
-    /// Who made it.
     pub vendor: Vendor,
-    /// Its name, as the driver gives it.
+    /// Name given by the driver.
     pub name: Option<Arc<str>>,
-    /// The vendor's identity of it: `GPU-…`, `MIG-…`, or AMD's unique id.
+    /// Identity given by the vendor: `GPU-…`, `MIG-…`, or AMD's unique id.
     pub uuid: Option<Arc<str>>,
-    /// Its place on the bus.
     pub pci: Option<PciAddress>,
-    /// Set where it is a part of a larger device.
+    /// Set for a partition of a larger device.
     pub partition: Option<DevicePartition>,
-    /// Whether MIG is on, on a GPU that can.
+    /// Whether MIG is on; `None` for a GPU without MIG.
     pub mig: Option<bool>,
-    /// Version of its driver.
     pub driver: Option<Arc<str>>,
-    /// NUMA node it is nearest to.
+    /// Nearest NUMA node.
     pub numa: Option<u32>,
-    /// Its memory.
     pub memory: MemoryReading,
-    /// How busy it is.
     pub utilization: Reported<Percent>,
     /// Temperature of the chip in °C.
     pub temperature_c: Reported<i16>,
-    /// Power drawn.
     pub power: Reported<Milliwatts>,
-    /// The most it may draw.
     pub power_limit: Reported<Milliwatts>,
-    /// Every process on it; a value only where the list is complete.
+    /// Processes on the device; a value only where the list is complete.
     pub processes: Reported<Vec<DeviceProcess>>,
-    /// Whether it can be trusted; `None` where the source says nothing of it.
+    /// Health; `None` where the source does not report it.
     pub health: Option<DeviceHealth>,
-    /// Asleep to save power: not read further, because reading would wake it.
+    /// Whether the device sleeps to save power. It is not read further, because reading would wake it.
     pub asleep: bool,
 }
 
 impl DetectedDevice {
-    /// A device of which nothing is known but its maker.
+    /// Creates a device of a vendor with no other facts.
     pub fn new(vendor: Vendor) -> Self {
         Self {
             index: None,
@@ -245,17 +231,17 @@ impl DetectedDevice {
         }
     }
 
-    /// Whether it is a MIG instance.
+    /// Whether the device is a MIG instance.
     pub(crate) fn is_mig_instance(&self) -> bool {
         matches!(self.partition, Some(DevicePartition::Mig { .. }))
     }
 
-    /// Which of the partitions of its PCI device it is, where it is one.
+    /// Returns the number of the partition on its PCI device, for a partition.
     pub(crate) fn partition_number(&self) -> Option<u16> {
         self.partition.as_ref()?.number()
     }
 
-    /// Whether it told anything of its present state. The power limit and the size of memory are no such answer.
+    /// Whether the device reported anything about its current state. Power limit and memory size do not count.
     pub(crate) fn has_answered(&self) -> bool {
         self.memory.used.value().is_some()
             || self.utilization.value().is_some()
@@ -263,7 +249,7 @@ impl DetectedDevice {
             || self.power.value().is_some()
     }
 
-    /// Takes from `other` what the device is and where, as far as this one does not tell.
+    /// Fills missing identity and location fields from `other`.
     pub(crate) fn fill_identity(&mut self, other: &Self) {
         fn fill<T: Clone>(mine: &mut Option<T>, other: &Option<T>) {
             if mine.is_none() {
@@ -281,7 +267,7 @@ impl DetectedDevice {
         fill(&mut self.numa, &other.numa);
     }
 
-    /// Takes from `other`, the same device seen by another source, what this one does not tell. Long texts are cut.
+    /// Fills missing fields from `other`, the same device read by another source. Long texts are truncated.
     pub(crate) fn fill_from(&mut self, other: Self) {
         self.fill_identity(&other);
         if self.memory.used.value().is_none() && other.memory.used.value().is_some() {
@@ -310,7 +296,7 @@ pub(crate) fn is_uuid(text: &str) -> bool {
     lengths.eq([8, 4, 4, 4, 12]) && text.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
-/// The worse of two opinions on a device's health.
+/// Returns the worse of two health values.
 pub(crate) fn worse(a: Option<DeviceHealth>, b: Option<DeviceHealth>) -> Option<DeviceHealth> {
     let rank = |health: &Option<DeviceHealth>| match health {
         None => 0,
@@ -321,30 +307,30 @@ pub(crate) fn worse(a: Option<DeviceHealth>, b: Option<DeviceHealth>) -> Option<
     if rank(&b) > rank(&a) { b } else { a }
 }
 
-// A found device in the words of the core: what it is, and what it reads.
+// Conversion to the core's device facts and readings.
 
-/// Names of a vendor's GPUs where the driver gives none.
-const NAMELESS: &str = "unknown GPU";
+/// Name of a GPU without a name.
+const UNKNOWN_NAME: &str = "unknown GPU";
 
 impl DetectedDevice {
-    /// Whether work can be put on it: not on a GPU that is cut into MIG instances, only on the instances.
+    /// Whether the device takes work. A GPU split into MIG instances does not; its instances do.
     pub fn takes_work(&self) -> bool {
         self.mig != Some(true) || self.partition.is_some()
     }
 
-    /// What it is, given what identifies it and the device it is a part of, if any.
+    /// Returns the facts of the device, given its identity and the device that it is part of.
     pub(crate) fn facts(&self, identity: DeviceIdentity, parent: Option<DeviceIdentity>) -> DeviceFacts {
         let is_mig = self.is_mig_instance();
-        let partition = self.partition.as_ref().map(|partition| CorePartition {
+        let partition = self.partition.as_ref().map(|partition| PartitionFacts {
             parent: parent.or_else(|| self.parent()).unwrap_or_else(|| identity.clone()),
             profile: partition.profile().unwrap_or_else(|| "unknown".into()),
-            // A part of unknown size is taken for whole: too much is counted against a quota rather than too little.
-            of_parent: partition.of_parent(self.name.as_deref()).unwrap_or(Share::WHOLE),
+            // A partition of unknown size counts as a whole GPU against a quota, rather than too little.
+            of_parent: partition.share_of_parent(self.name.as_deref()).unwrap_or(Share::WHOLE),
         });
         DeviceFacts {
             identity,
             vendor: self.vendor,
-            model: self.name.clone().unwrap_or_else(|| NAMELESS.into()),
+            model: self.name.clone().unwrap_or_else(|| UNKNOWN_NAME.into()),
             memory: self.memory.total.value().filter(|_| !self.memory.unified).map(|&total| DeviceMemory {
                 total,
                 reserved: self.memory.reserved.value().copied().unwrap_or(Bytes::ZERO),
@@ -355,7 +341,7 @@ impl DetectedDevice {
         }
     }
 
-    /// The device it is cut from, as far as it tells by itself: by UUID, else by the place on the bus.
+    /// Returns the parent device: by UUID, or else by PCI address.
     fn parent(&self) -> Option<DeviceIdentity> {
         if let Some(DevicePartition::Mig { parent_uuid: Some(uuid), .. }) = &self.partition {
             return Some(DeviceIdentity::Uuid(uuid.clone()));
@@ -363,17 +349,17 @@ impl DetectedDevice {
         Some(DeviceIdentity::Pci { address: self.pci?, partition: None })
     }
 
-    /// What it read at a time; `whose` says to whom a process belongs.
-    pub fn reading(&self, at: PoolTime, whose: impl Fn(&DeviceProcess) -> ProcessAttribution) -> DeviceReading {
+    /// Converts the reading of time `at`; `attribute` attributes a process to a lease.
+    pub fn reading(&self, at: PoolTime, attribute: impl Fn(&DeviceProcess) -> ProcessAttribution) -> DeviceReading {
         let process = |process: &DeviceProcess| ProcessUsage {
-            attribution: whose(process),
+            attribution: attribute(process),
             memory: process.memory.value().copied(),
         };
         DeviceReading {
             at,
-            memory_used: self.memory.used_by_programs().field(),
-            utilization: self.utilization.field(),
-            temperature_c: self.temperature_c.field(),
+            memory_used: self.memory.used_by_programs().to_reading_field(),
+            utilization: self.utilization.to_reading_field(),
+            temperature_c: self.temperature_c.to_reading_field(),
             processes: match &self.processes {
                 Reported::Value(list) => Some(list.iter().map(process).collect()),
                 Reported::Unsupported(_) | Reported::Failed(_) => None,
@@ -384,7 +370,7 @@ impl DetectedDevice {
 }
 
 impl DevicePartition {
-    /// The vendor's name of the cut.
+    /// Returns the vendor's name of the profile or mode.
     pub(crate) fn profile(&self) -> Option<Arc<str>> {
         match self {
             Self::Mig { profile, .. } => profile.clone(),
@@ -393,66 +379,66 @@ impl DevicePartition {
     }
 }
 
-// Texts from outside, kept at a bounded length wherever they came from.
+// Texts from outside are bounded.
 
 impl DetectedDevice {
-    /// Cuts every text of the device.
+    /// Truncates all texts of the device.
     pub(crate) fn bound_texts(&mut self) {
-        [&mut self.name, &mut self.uuid, &mut self.driver].into_iter().for_each(bound_optional);
+        [&mut self.name, &mut self.uuid, &mut self.driver].into_iter().for_each(bound_optional_text);
         match &mut self.partition {
             Some(DevicePartition::Mig { parent_uuid, profile, .. }) => {
-                [parent_uuid, profile].into_iter().for_each(bound_optional)
+                [parent_uuid, profile].into_iter().for_each(bound_optional_text)
             }
-            Some(DevicePartition::Amd { mode, .. }) => bound_optional(mode),
+            Some(DevicePartition::Amd { mode, .. }) => bound_optional_text(mode),
             None => {}
         }
         if let Some(DeviceHealth::Unhealthy(reason)) = &mut self.health {
-            bound_shared(reason);
+            bound_shared_text(reason);
         }
         let memory = &mut self.memory;
         let sizes = [&mut memory.total, &mut memory.reserved, &mut memory.used];
-        sizes.into_iter().chain([&mut memory.host_total, &mut memory.host_used]).for_each(bound_told);
-        bound_told(&mut self.utilization);
-        bound_told(&mut self.temperature_c);
-        bound_told(&mut self.power);
-        bound_told(&mut self.power_limit);
-        bound_told(&mut self.processes);
+        sizes.into_iter().chain([&mut memory.host_total, &mut memory.host_used]).for_each(bound_reason);
+        bound_reason(&mut self.utilization);
+        bound_reason(&mut self.temperature_c);
+        bound_reason(&mut self.power);
+        bound_reason(&mut self.power_limit);
+        bound_reason(&mut self.processes);
         if let Reported::Value(processes) = &mut self.processes {
             processes.truncate(limits::PROCESSES);
             for process in processes {
-                bound_optional(&mut process.name);
-                bound_told(&mut process.memory);
+                bound_optional_text(&mut process.name);
+                bound_reason(&mut process.memory);
             }
         }
     }
 }
 
-/// A text, cut.
+/// Truncates a text.
 pub(crate) fn bound_text(text: String) -> String {
-    if is_short(&text) { text } else { words(&text).into_owned() }
+    if is_short(&text) { text } else { truncate_text(&text).into_owned() }
 }
 
-fn bound_optional(text: &mut Option<Arc<str>>) {
-    text.iter_mut().for_each(bound_shared);
+fn bound_optional_text(text: &mut Option<Arc<str>>) {
+    text.iter_mut().for_each(bound_shared_text);
 }
 
-fn bound_shared(text: &mut Arc<str>) {
+fn bound_shared_text(text: &mut Arc<str>) {
     if !is_short(text) {
-        *text = words(text).into();
+        *text = truncate_text(text).into();
     }
 }
 
-fn bound_told<T>(told: &mut Reported<T>) {
-    if let Reported::Unsupported(said) | Reported::Failed(said) = told
-        && !is_short(said)
+fn bound_reason<T>(reported: &mut Reported<T>) {
+    if let Reported::Unsupported(reason) | Reported::Failed(reason) = reported
+        && !is_short(reason)
     {
-        *said = words(said);
+        *reason = truncate_text(reason);
     }
 }
 
-/// Whether a text is surely not too long; characters are not counted before their bytes are too many.
+/// Whether a text is surely short enough; its characters are counted only where its bytes are too many.
 fn is_short(text: &str) -> bool {
-    text.len() <= limits::WORDS
+    text.len() <= limits::TEXT_CHARS
 }
 
 #[cfg(test)]
@@ -464,7 +450,7 @@ mod tests {
     use crate::limits;
 
     #[test]
-    fn memory_used_by_programs_leaves_out_what_the_driver_keeps() {
+    fn memory_used_by_programs_excludes_reserved_memory() {
         let memory = |used_means| MemoryReading {
             used: Reported::Value(Bytes(920)),
             reserved: Reported::Value(Bytes(912)),
@@ -476,27 +462,27 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_another_source_are_cut_when_they_are_taken() {
+    fn texts_of_another_source_are_truncated_when_merged() {
         let mut other = DetectedDevice::new(Vendor::Nvidia);
-        other.driver = Some("5".repeat(2 * limits::WORDS).into());
+        other.driver = Some("5".repeat(2 * limits::TEXT_CHARS).into());
         let mut found = DetectedDevice::new(Vendor::Nvidia);
         found.fill_from(other);
-        assert_eq!(found.driver.map(|driver| driver.len()), Some(limits::WORDS));
+        assert_eq!(found.driver.map(|driver| driver.len()), Some(limits::TEXT_CHARS));
     }
 
     #[test]
-    fn a_mig_profile_says_how_much_of_the_gpu_it_is() {
+    fn the_share_of_the_gpu_follows_from_the_mig_profile() {
         let mig = |profile: &str| DevicePartition::Mig {
             parent_uuid: None,
             gpu_instance: Some(7),
             compute_instance: Some(0),
             profile: Some(profile.into()),
         };
-        assert_eq!(mig("1g.10gb").of_parent(Some("NVIDIA H100 80GB HBM3")), Some(Share(142)));
-        assert_eq!(mig("7g.80gb").of_parent(None), Some(Share(1000)));
-        assert_eq!(mig("MIG 1c.3g.40gb+me").of_parent(None), Some(Share(142)));
-        assert_eq!(mig("2g.12gb").of_parent(Some("NVIDIA A30")), Some(Share(500)));
-        assert_eq!(mig("odd").of_parent(None), None);
+        assert_eq!(mig("1g.10gb").share_of_parent(Some("NVIDIA H100 80GB HBM3")), Some(Share(142)));
+        assert_eq!(mig("7g.80gb").share_of_parent(None), Some(Share(1000)));
+        assert_eq!(mig("MIG 1c.3g.40gb+me").share_of_parent(None), Some(Share(142)));
+        assert_eq!(mig("2g.12gb").share_of_parent(Some("NVIDIA A30")), Some(Share(500)));
+        assert_eq!(mig("odd").share_of_parent(None), None);
         assert_eq!(mig("1g.10gb").number(), Some(112));
     }
 
@@ -515,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_keeps_is_neither_for_sale_nor_in_use() {
+    fn reserved_memory_is_neither_capacity_nor_used() {
         assert_eq!(gpu().facts(identity("a"), None).memory_capacity(), Some(Bytes(900)));
         let reading = gpu().reading(PoolTime(5), |_| ProcessAttribution::Foreign);
         assert_eq!(reading.memory_used, ReadingField::Value(Bytes(50)));
@@ -524,14 +510,14 @@ mod tests {
     }
 
     #[test]
-    fn unified_memory_is_nobodys_to_promise() {
+    fn unified_memory_is_no_capacity() {
         let mut found = gpu();
         found.memory.unified = true;
         assert_eq!(found.facts(identity("a"), None).memory, None);
     }
 
     #[test]
-    fn a_gpu_cut_by_mig_takes_no_work_and_its_instances_do() {
+    fn a_gpu_in_mig_mode_takes_no_work_but_its_instances_do() {
         let mut parent = gpu();
         parent.mig = Some(true);
         assert!(!parent.takes_work());

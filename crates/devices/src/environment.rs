@@ -1,6 +1,6 @@
-//! The environment a job needs to see the devices it was given, in their order, and no others.
+//! Environment variables that show a job its devices, in their order, and no others.
 //!
-//! These variables are a courtesy between programs, not isolation: a job can unset them.
+//! These variables are a convention between programs, not isolation: a job can unset them.
 
 use std::collections::BTreeMap;
 
@@ -10,44 +10,44 @@ use crate::detected_device::DetectedDevice;
 
 /// CUDA's list of devices; HIP reads it too.
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
-/// How CUDA numbers devices.
-const CUDA_ORDER: &str = "CUDA_DEVICE_ORDER";
+/// Order in which CUDA numbers devices.
+const CUDA_DEVICE_ORDER: &str = "CUDA_DEVICE_ORDER";
 /// ROCm's list of devices, applied before HIP's.
 const ROCR: &str = "ROCR_VISIBLE_DEVICES";
-/// Lists that would be applied to what ROCR left, so they are cleared.
+/// Lists that apply to the result of ROCR, so they are cleared.
 const HIP: [&str; 2] = ["HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
 
-/// What to set and what to clear before a job starts.
+/// Variables to set and to clear before a job starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobEnvironment {
-    /// Variables with their values; `None` means the variable must not be set.
+    /// Values by variable name; `None` means that the variable must not be set.
     pub variables: BTreeMap<&'static str, Option<String>>,
-    /// What the variables cannot bring about, for people.
+    /// Limitations of the variables, for people.
     pub caveats: Vec<String>,
 }
 
 impl JobEnvironment {
-    /// The environment for the devices at the places `given` of `all`, the devices of the node.
+    /// Returns the environment for the devices at the indices `given` of `all`, the devices of the node.
     ///
-    /// NVIDIA devices are named by full UUIDs, AMD devices by unique ids. Where a UUID is missing or several devices
-    /// carry it, the numbers of the vendor's runtime are used: PCI order for CUDA, the kernel's order for ROCm.
+    /// NVIDIA devices are named by full UUIDs, AMD devices by unique ids. If a UUID is missing or not unique, the
+    /// numbers of the vendor's runtime are used: PCI order for CUDA, the kernel's order for ROCm.
     pub fn new<'a>(all: impl IntoIterator<Item = &'a DetectedDevice>, given: &[usize]) -> Self {
         let all: Vec<&DetectedDevice> = all.into_iter().collect();
-        let chosen: Vec<&DetectedDevice> = given.iter().filter_map(|&place| all.get(place).copied()).collect();
+        let chosen: Vec<&DetectedDevice> = given.iter().filter_map(|&position| all.get(position).copied()).collect();
         let of = |vendor| chosen.iter().filter(move |device| device.vendor == vendor).copied().collect::<Vec<_>>();
         let (nvidia, amd) = (of(Vendor::Nvidia), of(Vendor::Amd));
         let mut environment = Self::default();
-        for name in [CUDA, CUDA_ORDER, ROCR].iter().chain(&HIP) {
+        for name in [CUDA, CUDA_DEVICE_ORDER, ROCR].iter().chain(&HIP) {
             environment.variables.insert(name, None);
         }
         if !amd.is_empty() {
-            let names = names(&all, &amd, Vendor::Amd, |device| device.index);
-            environment.variables.insert(ROCR, Some(names));
+            let list = visible_list(&all, &amd, Vendor::Amd, |device| device.index);
+            environment.variables.insert(ROCR, Some(list));
         }
         if amd.is_empty() || !nvidia.is_empty() {
-            let names = names(&all, &nvidia, Vendor::Nvidia, |device| device.pci);
-            environment.variables.insert(CUDA, Some(names));
-            environment.variables.insert(CUDA_ORDER, Some("PCI_BUS_ID".to_owned()));
+            let list = visible_list(&all, &nvidia, Vendor::Nvidia, |device| device.pci);
+            environment.variables.insert(CUDA, Some(list));
+            environment.variables.insert(CUDA_DEVICE_ORDER, Some("PCI_BUS_ID".to_owned()));
         }
         if nvidia.len() > 1 && nvidia.iter().any(|device| device.is_mig_instance()) {
             let one = "CUDA shows a program one MIG instance at a time: the first of the list";
@@ -62,8 +62,8 @@ impl JobEnvironment {
     }
 }
 
-/// The list a runtime reads: UUIDs where each means one device, else places in the runtime's own order.
-fn names<K: Ord>(
+/// Returns the list for a runtime: UUIDs if each is unique, else indices in the runtime's own order.
+fn visible_list<K: Ord>(
     all: &[&DetectedDevice],
     chosen: &[&DetectedDevice],
     vendor: Vendor,
@@ -74,15 +74,15 @@ fn names<K: Ord>(
         .iter()
         .map(|device| device.uuid.as_deref().filter(|uuid| carriers(uuid) == 1).map(ToOwned::to_owned))
         .collect();
-    let by_place = || {
+    let by_position = || {
         let counts =
             |device: &&DetectedDevice| device.vendor == vendor && !device.is_mig_instance() && order(device).is_some();
         let mut ordered: Vec<&DetectedDevice> = all.iter().copied().filter(counts).collect();
         ordered.sort_by_key(|device| order(device));
-        let place = |device: &&DetectedDevice| ordered.iter().position(|other| std::ptr::eq(*other, *device));
-        chosen.iter().filter_map(place).map(|place| place.to_string()).collect()
+        let position = |device: &&DetectedDevice| ordered.iter().position(|other| std::ptr::eq(*other, *device));
+        chosen.iter().filter_map(position).map(|position| position.to_string()).collect()
     };
-    by_uuid.unwrap_or_else(by_place).join(",")
+    by_uuid.unwrap_or_else(by_position).join(",")
 }
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_variables_cannot_do_is_said() {
+    fn limitations_of_the_variables_are_caveats() {
         let mig = |uuid| {
             let mut found = device(Vendor::Nvidia, 0, Some(uuid), "0000:01:00.0");
             found.partition = Some(DevicePartition::Mig {

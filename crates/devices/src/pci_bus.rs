@@ -1,7 +1,7 @@
-//! The GPUs on the PCI bus, whether or not a driver knows them.
+//! GPUs on the PCI bus, with or without a driver.
 //!
-//! A GPU that fell silent is still on the bus, and one that fell off it is missing there too: comparing the bus with
-//! what a driver lists finds devices that vanished without a word.
+//! A GPU that stopped responding is still on the bus, and a GPU that fell off is missing there too: comparing the bus
+//! with a driver's list finds devices that vanished silently.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,14 +13,14 @@ use gpupool_core::{Bytes, DeviceHealth, LinkKind, PciAddress, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::detected_device::DetectedDevice;
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source::SourceError;
 use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{kernel_file, limits};
 
-/// The maker behind a PCI vendor number, where it makes GPUs.
-pub(crate) const fn maker(vendor: u16) -> Option<Vendor> {
-    match vendor {
+/// Returns the vendor with a PCI vendor id, if it makes GPUs.
+pub(crate) const fn vendor_of_id(id: u16) -> Option<Vendor> {
+    match id {
         0x10de => Some(Vendor::Nvidia),
         0x1002 => Some(Vendor::Amd),
         0x8086 => Some(Vendor::Intel),
@@ -28,37 +28,37 @@ pub(crate) const fn maker(vendor: u16) -> Option<Vendor> {
     }
 }
 
-/// Whether a device of this maker and PCI class (base and sub class: `0x0302`) is a GPU. Processing accelerators of
-/// others than NVIDIA and AMD are not.
-pub(crate) const fn is_gpu(maker: Vendor, class: u16) -> bool {
+/// Whether a device of this vendor and PCI class (base and subclass: `0x0302`) is a GPU. Processing accelerators count
+/// only for NVIDIA and AMD.
+pub(crate) const fn is_gpu(vendor: Vendor, class: u16) -> bool {
     match class {
         0x0300 | 0x0301 | 0x0302 | 0x0380 => true,
-        0x1200 => matches!(maker, Vendor::Nvidia | Vendor::Amd),
+        0x1200 => matches!(vendor, Vendor::Nvidia | Vendor::Amd),
         _ => false,
     }
 }
 
-/// Adds a GPU that some listing names and says at which place; one that cannot be handed out is a warning instead.
-pub(crate) fn list(snapshot: &mut SourceReading, device: DetectedDevice) -> Option<usize> {
+/// Adds a listed GPU and returns its position; an unsupported GPU becomes a warning instead.
+pub(crate) fn push_listed_gpu(reading: &mut SourceReading, device: DetectedDevice) -> Option<usize> {
     if device.vendor == Vendor::Intel {
-        let place = device.pci.map(|pci| pci.to_string()).unwrap_or_default();
-        snapshot.warn(format!("Intel GPUs are not supported yet: {place}"));
+        let address = device.pci.map(|pci| pci.to_string()).unwrap_or_default();
+        reading.warn(format!("Intel GPUs are not supported yet: {address}"));
         return None;
     }
-    snapshot.push(device)
+    reading.push(device)
 }
 
 // A copy of a machine's `/proc` and `/sys`, read for the GPUs on its bus.
 
-/// Whether a folder, or the only folder in it, holds a bus or what NVIDIA's driver tells in procfs.
+/// Whether a folder, or the only folder in it, has a PCI bus or the procfs files of NVIDIA's driver.
 pub(crate) fn looks_like(root: &Path) -> bool {
-    base(root).is_some()
+    base_folder(root).is_some()
 }
 
-/// The GPUs of a copied machine: those NVIDIA's driver lists, and those that only the bus knows.
+/// Reads the GPUs of a copied machine: those that NVIDIA's driver lists, and those that only the bus lists.
 pub(crate) fn read(root: &Path) -> Result<SourceReading, SourceError> {
-    let Some(base) = base(root) else {
-        let why = "no proc/driver/nvidia/gpus and no sys/bus/pci/devices in it".to_owned();
+    let Some(base) = base_folder(root) else {
+        let why = "it has neither proc/driver/nvidia/gpus nor sys/bus/pci/devices".to_owned();
         return Err(SourceError::NotPresent { what: root.display().to_string().into(), why });
     };
     let sys = base.join("sys");
@@ -68,7 +68,7 @@ pub(crate) fn read(root: &Path) -> Result<SourceReading, SourceError> {
         Reported::Unsupported(_) => PciBus::default(),
         Reported::Failed(words) => PciBus { warnings: vec![format!("the PCI bus: {words}")], ..PciBus::default() },
     };
-    // A tree that was cut down may lack the vendor by which the bus knows a GPU; the driver knows better.
+    // A partial copy may lack the vendor id; the driver's list then tells the vendor.
     for pci in listed.iter().filter_map(|device| device.pci) {
         match bus.gpus.iter_mut().find(|gpu| gpu.pci == pci) {
             Some(gpu) => gpu.vendor = Vendor::Nvidia,
@@ -76,79 +76,79 @@ pub(crate) fn read(root: &Path) -> Result<SourceReading, SourceError> {
         }
     }
     bus.gpus.sort_by_key(|gpu| gpu.pci);
-    let mut snapshot = bus.snapshot();
-    snapshot.merge(SourceReading { devices: listed, ..SourceReading::default() });
-    if snapshot.devices.is_empty() {
-        snapshot.warn("there is no GPU on the bus");
+    let mut reading = bus.to_reading();
+    reading.merge(SourceReading { devices: listed, ..SourceReading::default() });
+    if reading.devices.is_empty() {
+        reading.warn("there is no GPU on the bus");
     }
-    Ok(snapshot)
+    Ok(reading)
 }
 
-/// The folder with `proc` and `sys` in it: this one or the only one in it.
-fn base(root: &Path) -> Option<PathBuf> {
+/// Returns the folder that contains `proc` and `sys`: this one or the only one in it.
+fn base_folder(root: &Path) -> Option<PathBuf> {
     let holds =
         |folder: &Path| folder.join("proc/driver/nvidia/gpus").is_dir() || folder.join("sys/bus/pci/devices").is_dir();
     if holds(root) {
         return Some(root.to_owned());
     }
-    kernel_file::only_folder(root).filter(|only| holds(only))
+    kernel_file::only_subfolder(root).filter(|only| holds(only))
 }
 
-// The PCI bus as the kernel lists it in sysfs. Nothing read here wakes a sleeping device.
+// The PCI bus in sysfs. No read wakes a sleeping device.
 
 /// A GPU on the bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciGpu {
     pub pci: PciAddress,
-    /// Who made it; [`Vendor::Other`] also where the bus does not tell.
+    /// Vendor; [`Vendor::Other`] also if unknown.
     pub vendor: Vendor,
-    /// Its maker's number.
+    /// PCI vendor id.
     pub vendor_id: Option<u16>,
-    /// Its maker's number for what it is.
+    /// PCI device id.
     pub device_id: Option<u16>,
-    /// The driver bound to it (`nvidia`, `nouveau`, `vfio-pci`, `amdgpu`), or `None`.
+    /// Driver bound to the GPU (`nvidia`, `nouveau`, `vfio-pci`, `amdgpu`).
     pub driver: Option<Arc<str>>,
-    /// NUMA node it is nearest to.
+    /// Nearest NUMA node.
     pub numa: Option<u32>,
-    /// Asleep to save power.
+    /// Whether the GPU is suspended to save power.
     pub asleep: bool,
-    pub(crate) way: Vec<Stop>,
+    pub(crate) bus_path: Vec<BusPathNode>,
 }
 
 impl PciGpu {
-    /// Whether this driver is bound to it.
+    /// Whether this driver is bound to the GPU.
     pub(crate) fn is_bound_to(&self, driver: &str) -> bool {
         self.driver.as_deref() == Some(driver)
     }
 
-    /// The numbers of its maker and of what it is: `10de:2330`.
+    /// Returns vendor and device id: `10de:2330`.
     pub(crate) fn ids(&self) -> String {
         let id = |id: Option<u16>| id.map_or_else(|| "????".to_owned(), |id| format!("{id:04x}"));
         format!("{}:{}", id(self.vendor_id), id(self.device_id))
     }
 }
 
-/// The GPUs of a machine by their places on the bus.
+/// The GPUs on the bus of a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PciBus {
-    /// In the order of their addresses.
+    /// GPUs in the order of their addresses.
     pub gpus: Vec<PciGpu>,
-    /// What could not be read, for people.
+    /// Read errors, for people.
     pub warnings: Vec<String>,
 }
 
-/// Every GPU and every other display adapter on the bus; `sys` is where sysfs is.
+/// Lists every GPU and every other display adapter on the bus; `sys` is the mount point of sysfs.
 pub(crate) fn scan(sys: &Path) -> Reported<PciBus> {
     let entries = match fs::read_dir(sys.join("bus/pci/devices")) {
         Ok(entries) => entries,
-        Err(error) => return kernel_file::missing(&error),
+        Err(error) => return kernel_file::from_io_error(&error),
     };
     let mut bus = PciBus::default();
     for entry in entries.flatten() {
         let Some(pci) = entry.file_name().to_str().and_then(parse_pci_address) else { continue };
-        let place = OnBus { sys, pci, folder: entry.path() };
-        let Some(class) = place.number::<u32>("class") else { continue };
-        let vendor = place.number("vendor").and_then(maker).unwrap_or(Vendor::Other);
+        let device = PciDeviceFolder { sys, pci, folder: entry.path() };
+        let Some(class) = device.number::<u32>("class") else { continue };
+        let vendor = device.number("vendor").and_then(vendor_of_id).unwrap_or(Vendor::Other);
         if !is_gpu(vendor, (class >> 8) as u16) {
             continue;
         }
@@ -156,63 +156,63 @@ pub(crate) fn scan(sys: &Path) -> Reported<PciBus> {
             bus.warnings.push(format!("more than {} GPUs; the rest is left out", limits::DEVICES));
             break;
         }
-        bus.gpus.push(place.gpu(vendor));
+        bus.gpus.push(device.gpu(vendor));
     }
     bus.gpus.sort_by_key(|gpu| gpu.pci);
     Reported::Value(bus)
 }
 
-/// Whether the device in this folder of sysfs sleeps to save power, or is about to.
+/// Whether the device in this folder of sysfs is suspended or about to be.
 pub(crate) fn is_asleep(folder: &Path) -> bool {
-    let status = kernel_file::text(&folder.join("power/runtime_status"));
+    let status = kernel_file::read_text(&folder.join("power/runtime_status"));
     status.value().is_some_and(|status| status.starts_with("suspend"))
 }
 
-/// The driver of the device in this folder of sysfs, by the link to it, or by name where a copy of the tree lost the link.
+/// Returns the driver of the device in this folder of sysfs, from its link, or from `uevent` if a copy lost the link.
 pub(crate) fn driver_of(folder: &Path) -> Option<Arc<str>> {
     let link = fs::read_link(folder.join("driver")).ok();
     let linked = link.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).map(Into::into);
     linked.or_else(|| {
-        let uevent = kernel_file::text(&folder.join("uevent"));
+        let uevent = kernel_file::read_text(&folder.join("uevent"));
         uevent.value()?.lines().find_map(|line| line.strip_prefix("DRIVER=")).map(|name| name.trim().into())
     })
 }
 
-/// The GPU that a driver says is at `pci`, with what the bus tells of it.
+/// Returns the GPU that a driver reports at `pci`, with the facts from the bus.
 fn gpu_at(sys: &Path, pci: PciAddress, vendor: Vendor) -> PciGpu {
-    OnBus { sys, pci, folder: sys.join("bus/pci/devices").join(pci.to_string()) }.gpu(vendor)
+    PciDeviceFolder { sys, pci, folder: sys.join("bus/pci/devices").join(pci.to_string()) }.gpu(vendor)
 }
 
 impl PciBus {
-    /// The GPUs of known makers as devices, each with how it is joined to the others.
-    pub(crate) fn snapshot(&self) -> SourceReading {
-        let mut snapshot = SourceReading { warnings: self.warnings.clone(), ..SourceReading::default() };
-        let mut ways = Vec::new();
+    /// Returns the GPUs of known vendors as devices with their links.
+    pub(crate) fn to_reading(&self) -> SourceReading {
+        let mut reading = SourceReading { warnings: self.warnings.clone(), ..SourceReading::default() };
+        let mut bus_paths = Vec::new();
         for gpu in self.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Other) {
             let mut device = DetectedDevice::new(gpu.vendor);
             device.pci = Some(gpu.pci);
             device.numa = gpu.numa;
             device.asleep = gpu.asleep;
-            if list(&mut snapshot, device).is_some() {
-                ways.push(gpu.way.clone());
+            if push_listed_gpu(&mut reading, device).is_some() {
+                bus_paths.push(gpu.bus_path.clone());
             }
         }
-        // A copy of a tree keeps no links between folders, and so no ways; then nothing can be said.
-        if ways.iter().flatten().any(|stop| !matches!(stop, Stop::Numa(_))) {
-            snapshot.links = links(&ways);
+        // A copied tree without symbolic links has no bus paths, so links are unknown.
+        if bus_paths.iter().flatten().any(|stop| !matches!(stop, BusPathNode::Numa(_))) {
+            reading.links = links_of_paths(&bus_paths);
         }
-        snapshot
+        reading
     }
 }
 
 /// A device's folder in sysfs.
-struct OnBus<'a> {
+struct PciDeviceFolder<'a> {
     sys: &'a Path,
     pci: PciAddress,
     folder: PathBuf,
 }
 
-impl OnBus<'_> {
+impl PciDeviceFolder<'_> {
     fn gpu(&self, vendor: Vendor) -> PciGpu {
         let numa = self.numa();
         PciGpu {
@@ -223,90 +223,89 @@ impl OnBus<'_> {
             driver: driver_of(&self.folder),
             numa,
             asleep: is_asleep(&self.folder),
-            way: self.way(numa),
+            bus_path: self.bus_path(numa),
         }
     }
 
     fn number<T: FromStr + TryFrom<u64> + Copy>(&self, file: &str) -> Option<T> {
-        kernel_file::number(&self.folder.join(file)).value().copied()
+        kernel_file::read_number(&self.folder.join(file)).value().copied()
     }
 
-    /// The NUMA node the kernel tells, or the one whose processors are the device's.
+    /// Returns the NUMA node from the kernel, or the node whose processors are local to the device.
     fn numa(&self) -> Option<u32> {
-        if let Some(&node) = kernel_file::number::<i64>(&self.folder.join("numa_node")).value() {
+        if let Some(&node) = kernel_file::read_number::<i64>(&self.folder.join("numa_node")).value() {
             return node.try_into().ok();
         }
-        let near = mask(&self.folder.join("local_cpus"))?;
+        let near = cpu_mask(&self.folder.join("local_cpus"))?;
         let nodes = self.sys.join("devices/system/node");
-        let is_near = |number: &u32| mask(&nodes.join(format!("node{number}/cpumap"))).as_ref() == Some(&near);
-        kernel_file::numbered(&nodes, "node").ok()?.into_iter().find(is_near)
+        let is_near = |number: &u32| cpu_mask(&nodes.join(format!("node{number}/cpumap"))).as_ref() == Some(&near);
+        kernel_file::numbered_entries(&nodes, "node").ok()?.into_iter().find(is_near)
     }
 
-    /// The bridges above the device, by the folders it lies in: `devices/pci0000:00/0000:00:03.0/0000:02:00.0`.
-    fn way(&self, numa: Option<u32>) -> Vec<Stop> {
-        let mut way: Vec<Stop> = numa.map(Stop::Numa).into_iter().collect();
+    /// Returns the bridges above the device, from its real path: `devices/pci0000:00/0000:00:03.0/0000:02:00.0`.
+    fn bus_path(&self, numa: Option<u32>) -> Vec<BusPathNode> {
+        let mut bus_path: Vec<BusPathNode> = numa.map(BusPathNode::Numa).into_iter().collect();
         let target = fs::read_link(&self.folder).unwrap_or_default();
         let folders = target.components().filter_map(|part| match part {
             Component::Normal(name) => name.to_str(),
             _ => None,
         });
         for folder in folders {
-            let host = folder.strip_prefix("pci").and_then(|place| parse_pci_address(&format!("{place}:00")));
+            let host = folder.strip_prefix("pci").and_then(|bus| parse_pci_address(&format!("{bus}:00")));
             match (host, parse_pci_address(folder)) {
-                (Some(host), _) => way.push(Stop::HostBridge(host)),
-                (None, Some(bridge)) if bridge != self.pci => way.push(Stop::Bridge(bridge)),
+                (Some(host), _) => bus_path.push(BusPathNode::HostBridge(host)),
+                (None, Some(bridge)) if bridge != self.pci => bus_path.push(BusPathNode::Bridge(bridge)),
                 _ => {}
             }
         }
-        way
+        bus_path
     }
 }
 
-/// The mask of processors in a file, without what does not change it: commas and leading zeros.
-fn mask(path: &Path) -> Option<String> {
-    let digits = kernel_file::text(path).into_value()?.replace(',', "").to_ascii_lowercase();
+/// Reads a processor mask, without commas and leading zeros.
+fn cpu_mask(path: &Path) -> Option<String> {
+    let digits = kernel_file::read_text(path).into_value()?.replace(',', "").to_ascii_lowercase();
     Some(digits.trim_start_matches('0').to_owned()).filter(|mask| !mask.is_empty())
 }
 
-// The ways from the processor to devices, and how near two devices are by where their ways part.
+// Distance between devices, from the point where their paths on the bus diverge.
 
-/// One stop on the way from the processor to a device.
+/// Node on the path from the processor to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// A NUMA node.
+pub(crate) enum BusPathNode {
     Numa(u32),
-    /// A PCI host bridge, by the first place on its bus.
+    /// PCI host bridge, by the first address on its bus.
     HostBridge(PciAddress),
-    /// A PCI bridge: a switch, or a port of one.
+    /// PCI bridge: a switch or one of its ports.
     Bridge(PciAddress),
 }
 
-/// How near each pair of devices is, by where their ways from the processor part.
-fn links(ways: &[Vec<Stop>]) -> Vec<DetectedLink> {
-    let pairs = ways.iter().enumerate().flat_map(|(a, way)| {
-        let others = ways.iter().enumerate().skip(a + 1);
-        others.map(move |(b, other)| DetectedLink { a, b, kind: between(way, other) })
+/// Returns the link of each pair of devices.
+fn links_of_paths(bus_paths: &[Vec<BusPathNode>]) -> Vec<DetectedLink> {
+    let pairs = bus_paths.iter().enumerate().flat_map(|(a, bus_path)| {
+        let others = bus_paths.iter().enumerate().skip(a + 1);
+        others.map(move |(b, other)| DetectedLink { a, b, kind: link_between(bus_path, other) })
     });
     pairs.collect()
 }
 
-/// How two ways from the processor meet. The kernel lists a switch as the bridge of its upstream port with those of its
-/// downstream ports below, so ways that part at the last stop part in one switch.
-fn between(one: &[Stop], other: &[Stop]) -> LinkKind {
+/// Returns the link of two bus paths. The kernel lists a switch as the bridge of its upstream port with the bridges of
+/// its downstream ports below, so paths that differ only in the last node are in one switch.
+fn link_between(one: &[BusPathNode], other: &[BusPathNode]) -> LinkKind {
     let shared = one.iter().zip(other).take_while(|(a, b)| a == b).count();
     let apart = one.len().max(other.len()).saturating_sub(shared);
     match shared.checked_sub(1).and_then(|last| one.get(last)) {
-        Some(Stop::Bridge(_)) if apart <= 1 => LinkKind::PcieSwitch,
-        Some(Stop::Bridge(_)) => LinkKind::PcieSwitches,
-        Some(Stop::HostBridge(_)) => LinkKind::HostBridge,
-        Some(Stop::Numa(_)) => LinkKind::SameNuma,
+        Some(BusPathNode::Bridge(_)) if apart <= 1 => LinkKind::PcieSwitch,
+        Some(BusPathNode::Bridge(_)) => LinkKind::PcieSwitches,
+        Some(BusPathNode::HostBridge(_)) => LinkKind::HostBridge,
+        Some(BusPathNode::Numa(_)) => LinkKind::SameNuma,
         None => LinkKind::CrossNuma,
     }
 }
 
-// What NVIDIA's kernel driver tells in procfs, without its library.
+// Facts from NVIDIA's kernel driver in procfs, without its library.
 
-/// The GPUs that the driver lists under `driver/nvidia/gpus` of procfs, in the order of their addresses.
+/// Reads the GPUs under `driver/nvidia/gpus` of procfs, in the order of their addresses.
 fn nvidia_gpus(proc: &Path) -> Vec<DetectedDevice> {
     let folders = fs::read_dir(proc.join("driver/nvidia/gpus")).into_iter().flatten().flatten();
     let listed =
@@ -318,24 +317,24 @@ fn nvidia_gpus(proc: &Path) -> Vec<DetectedDevice> {
         let mut device = DetectedDevice::new(Vendor::Nvidia);
         device.pci = Some(pci);
         device.driver = version.value().map(|version| version.as_str().into());
-        let text = |file: &str| kernel_file::text(&folder.join(file)).value().cloned().unwrap_or_default();
-        take_information(&mut device, &text("information"));
-        take_memory(&mut device, &text("numa_status"));
-        device.asleep = key(&text("power"), "Video Memory") == Some("Off");
+        let text = |file: &str| kernel_file::read_text(&folder.join(file)).value().cloned().unwrap_or_default();
+        parse_information(&mut device, &text("information"));
+        parse_memory(&mut device, &text("numa_status"));
+        device.asleep = field(&text("power"), "Video Memory") == Some("Off");
         device
     };
     listed.into_iter().map(gpu).collect()
 }
 
-/// The version of the loaded driver, from `driver/nvidia/version` of procfs.
+/// Reads the version of the loaded driver from `driver/nvidia/version` of procfs.
 pub(crate) fn nvidia_driver_version(proc: &Path) -> Reported<String> {
-    kernel_file::text(&proc.join("driver/nvidia/version")).and_then(|text| {
+    kernel_file::read_text(&proc.join("driver/nvidia/version")).and_then(|text| {
         let version = version_in(text.lines().next().unwrap_or_default());
-        version.map_or_else(|| Reported::Failed(words(&text)), |version| Reported::Value(version.to_owned()))
+        version.map_or_else(|| Reported::Failed(truncate_text(&text)), |version| Reported::Value(version.to_owned()))
     })
 }
 
-/// The version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …`.
+/// Returns the version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 …`.
 pub(crate) fn version_in(line: &str) -> Option<&str> {
     let (_, after) = line.split_once("Kernel Module")?;
     let is_version = |word: &&str| {
@@ -344,30 +343,30 @@ pub(crate) fn version_in(line: &str) -> Option<&str> {
     after.split_whitespace().find(is_version)
 }
 
-/// Model, UUID and minor number. A GPU the driver has not started yet shows its UUID as question marks.
-fn take_information(device: &mut DetectedDevice, text: &str) {
-    let shared = |text: &str| words(text).into();
-    device.name = key(text, "Model").filter(|model| *model != "Unknown").map(shared);
-    device.uuid = key(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?')).map(shared);
-    device.minor = key(text, "Device Minor").and_then(|minor| minor.parse().ok());
-    device.pci = key(text, "Bus Location").and_then(parse_pci_address).or(device.pci);
-    if key(text, "GPU Excluded") == Some("Yes") {
-        device.health = Some(DeviceHealth::Unhealthy("excluded from use by a setting of the driver".into()));
+/// Reads model, UUID and minor number. A GPU that the driver has not started yet has question marks as UUID.
+fn parse_information(device: &mut DetectedDevice, text: &str) {
+    let shared = |text: &str| truncate_text(text).into();
+    device.name = field(text, "Model").filter(|model| *model != "Unknown").map(shared);
+    device.uuid = field(text, "GPU UUID").filter(|uuid| uuid.starts_with("GPU-") && !uuid.contains('?')).map(shared);
+    device.minor = field(text, "Device Minor").and_then(|minor| minor.parse().ok());
+    device.pci = field(text, "Bus Location").and_then(parse_pci_address).or(device.pci);
+    if field(text, "GPU Excluded") == Some("Yes") {
+        device.health = Some(DeviceHealth::Unhealthy("excluded from use by a driver setting".into()));
     }
 }
 
-/// Where the processor can address the GPU's memory, the driver tells its size, in hexadecimal bytes.
-fn take_memory(device: &mut DetectedDevice, text: &str) {
-    if let Some(size) = key(text, "Size").filter(|size| !size.is_empty()) {
+/// Reads the memory size in hexadecimal bytes, which the driver reports if the processor can address the GPU's memory.
+fn parse_memory(device: &mut DetectedDevice, text: &str) {
+    if let Some(size) = field(text, "Size").filter(|size| !size.is_empty()) {
         let digits = size.trim_start_matches("0x");
         let bytes = u64::from_str_radix(digits, 16).ok().filter(|&bytes| bytes > 0);
         device.memory.total =
-            bytes.map_or_else(|| Reported::Failed(words(size)), |bytes| Reported::Value(Bytes(bytes)));
+            bytes.map_or_else(|| Reported::Failed(truncate_text(size)), |bytes| Reported::Value(Bytes(bytes)));
     }
 }
 
-/// The value of a line `Key:   value`.
-fn key<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+/// Returns the value of a line `Key:   value`.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.trim_start().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
@@ -376,16 +375,16 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    use Stop::Numa;
+    use BusPathNode::Numa;
 
     /// The host bridge of a bus.
-    fn host(bus: u8) -> Stop {
-        Stop::HostBridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
+    fn host(bus: u8) -> BusPathNode {
+        BusPathNode::HostBridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
     }
 
     /// A bridge on a bus.
-    fn bridge(bus: u8) -> Stop {
-        Stop::Bridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
+    fn bridge(bus: u8) -> BusPathNode {
+        BusPathNode::Bridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
     }
 
     fn write(root: &Path, path: &str, text: &str) {
@@ -395,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_machine_tells_its_gpus_by_driver_and_by_bus() {
+    fn a_copied_machine_lists_gpus_of_the_driver_and_of_the_bus() {
         let root = tempfile::tempdir().unwrap();
         let file = |path: &str, text: &str| write(root.path(), &format!("copy/{path}"), text);
         let gpu = |place: &str, name: &str, text: &str| file(&format!("proc/driver/nvidia/gpus/{place}/{name}"), text);
@@ -421,8 +420,8 @@ mod tests {
         file("sys/bus/pci/devices/0000:0b:00.0/class", "0x030200\n");
         file("sys/bus/pci/devices/0000:0b:00.0/vendor", "0x10de\n");
         assert!(looks_like(root.path()));
-        let snapshot = read(root.path()).unwrap();
-        let [first, second, unlisted] = snapshot.devices.as_slice() else { panic!("{:?}", snapshot.devices) };
+        let reading = read(root.path()).unwrap();
+        let [first, second, unlisted] = reading.devices.as_slice() else { panic!("{:?}", reading.devices) };
         assert_eq!(
             (first.name.as_deref(), first.uuid.as_deref(), first.minor),
             (Some("NVIDIA A100"), Some("GPU-abc"), Some(3))
@@ -435,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_a_bus_is_not_here() {
+    fn a_folder_without_a_bus_is_absent() {
         let root = tempfile::tempdir().unwrap();
         assert!(!looks_like(root.path()));
         assert_eq!(read(root.path()).unwrap_err().code(), "not_here");
@@ -509,21 +508,21 @@ mod tests {
         ];
         assert_eq!(listed, expected);
         assert_eq!((bus.gpus[0].ids(), bus.gpus[3].ids()), ("10de:2236".into(), "????:????".into()));
-        assert_eq!(bus.snapshot().devices.len(), 3, "only those whose maker is known can be shared");
-        let kinds: Vec<_> = bus.snapshot().links.iter().map(|link| link.kind).collect();
+        assert_eq!(bus.to_reading().devices.len(), 3, "only those whose maker is known can be shared");
+        let kinds: Vec<_> = bus.to_reading().links.iter().map(|link| link.kind).collect();
         assert_eq!(kinds, [LinkKind::PcieSwitch, LinkKind::CrossNuma, LinkKind::CrossNuma]);
     }
 
     #[test]
-    fn a_bus_that_is_not_there_is_told_from_an_empty_one() {
+    fn an_absent_bus_differs_from_an_empty_one() {
         assert!(scan(Path::new("/nowhere")).is_absent());
         assert_eq!(scan(bus_of(&[]).path()), Reported::Value(PciBus::default()));
     }
 
     #[test]
-    fn devices_are_as_near_as_the_last_stop_they_share() {
-        let way = [Numa(0), host(1), bridge(2), bridge(3)];
-        let with = |other: &[Stop]| between(&way, other);
+    fn the_last_shared_node_of_two_paths_is_their_distance() {
+        let bus_path = [Numa(0), host(1), bridge(2), bridge(3)];
+        let with = |other: &[BusPathNode]| link_between(&bus_path, other);
         assert_eq!(with(&[Numa(0), host(1), bridge(2), bridge(4)]), LinkKind::PcieSwitch);
         assert_eq!(with(&[Numa(0), host(1), bridge(2), bridge(4), bridge(5)]), LinkKind::PcieSwitches);
         assert_eq!(with(&[Numa(0), host(1), bridge(9)]), LinkKind::HostBridge);

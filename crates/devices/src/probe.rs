@@ -1,4 +1,4 @@
-//! Reading a source off the caller's thread, with a deadline: a driver that hangs takes one thread with it, no more.
+//! Reads a source on its own thread with a deadline, so that a hung driver blocks only that thread.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,27 +9,27 @@ use std::time::{Duration, Instant};
 use crate::source::{DeviceSource, SourceError, SourceKind, SourceState, SourceStatus};
 use crate::source_reading::SourceReading;
 
-/// What a source answered, and when it had the answer.
+/// Reply of a source, and its time.
 #[derive(Debug)]
 pub struct ProbeReply {
-    /// Which source was read; one that stands for several says which of them it was.
+    /// Kind of the source that was read; a fallback source names the candidate that it read.
     pub kind: SourceKind,
-    /// When the source was done reading; a late answer is as old as this.
+    /// Time when the reading finished, which is the age of a late reply.
     pub taken: Instant,
-    /// What it said.
+    /// Reading or error.
     pub result: Result<SourceReading, SourceError>,
 }
 
-/// A source on a thread of its own, which ends when the probe is dropped and the source has answered.
+/// A source on its own thread. The thread ends when the probe is dropped and the source has returned.
 ///
-/// While the source has not answered it is not asked again: a reading that hangs stays the only one.
+/// Only one request is pending at a time, so at most one reading hangs.
 #[derive(Debug)]
 pub struct SourceProbe {
     kind: SourceKind,
     deadline: Duration,
-    asks: SyncSender<()>,
-    answers: Receiver<ProbeReply>,
-    asked: Option<Instant>,
+    requests: SyncSender<()>,
+    replies: Receiver<ProbeReply>,
+    requested_at: Option<Instant>,
     state: SourceState,
 }
 
@@ -39,103 +39,103 @@ impl SourceProbe {
         Self::start_with_callback(source, deadline, || {})
     }
 
-    /// Starts the thread, which calls `answered` whenever an answer is there to be taken with [`Self::poll_reading`].
+    /// Starts the thread, which calls `on_reply` whenever a reply is ready for [`Self::poll_reading`].
     pub fn start_with_callback(
         mut source: Box<dyn DeviceSource>,
         deadline: Duration,
-        answered: impl Fn() + Send + 'static,
+        on_reply: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let kind = source.kind();
-        // One reading is out at a time, so neither channel ever holds more than one message: asking does not block while
-        // the source hangs, and a late answer does not wait until it is taken.
-        let (asks, asked) = sync_channel::<()>(1);
-        let (answer, answers) = sync_channel(1);
+        // Only one request is pending at a time, so neither channel holds more than one message: a request does not
+        // block while the source hangs, and a late reply does not block the thread.
+        let (requests, pending) = sync_channel::<()>(1);
+        let (reply_sender, replies) = sync_channel(1);
         let serve = move || {
-            for () in asked {
+            for () in pending {
                 let result = catch_unwind(AssertUnwindSafe(|| source.read()))
                     .unwrap_or_else(|_| Err(SourceError::Driver(format!("reading {kind} panicked"))));
-                if answer.send(ProbeReply { kind: source.kind(), taken: Instant::now(), result }).is_err() {
+                if reply_sender.send(ProbeReply { kind: source.kind(), taken: Instant::now(), result }).is_err() {
                     return;
                 }
-                answered();
+                on_reply();
             }
         };
         thread::Builder::new().name(format!("probe-{kind}")).spawn(serve)?;
-        Ok(Self { kind, deadline, asks, answers, asked: None, state: SourceState::Pending })
+        Ok(Self { kind, deadline, requests, replies, requested_at: None, state: SourceState::Pending })
     }
 
-    /// Asks for a reading, unless one is still out. Several probes are asked first and then waited for together.
+    /// Requests a reading, unless one is pending. Request several probes first to read them in parallel.
     pub fn request_reading(&mut self) {
-        if self.asked.is_none() && self.asks.try_send(()).is_ok() {
-            self.asked = Some(Instant::now());
+        if self.requested_at.is_none() && self.requests.try_send(()).is_ok() {
+            self.requested_at = Some(Instant::now());
         }
     }
 
-    /// Which source it reads; one that stands for several is the one that answered last.
+    /// Returns the kind of the source; for a fallback source, of the candidate that replied last.
     pub const fn kind(&self) -> SourceKind {
         self.kind
     }
 
-    /// Returns the state of the source by the last answer that was taken.
+    /// Returns the state after the last reply that was taken.
     pub fn status(&self) -> SourceStatus {
         SourceStatus { kind: self.kind, state: self.state.clone() }
     }
 
-    /// Whether a reading was asked for and has not been answered.
+    /// Whether a request is pending.
     pub const fn is_pending(&self) -> bool {
-        self.asked.is_some()
+        self.requested_at.is_some()
     }
 
-    /// Waits for the answer until its deadline. One that was out before the ask may come at once, or be overdue.
+    /// Waits for the reply until its deadline. An overdue request may return at once.
     pub fn wait_reading(&mut self) -> ProbeReply {
-        let asked = self.asked.unwrap_or_else(Instant::now);
-        // An overdue reading gets one short look each time, not another deadline.
-        let left = self.deadline.saturating_sub(asked.elapsed());
-        let received = self.answers.recv_timeout(left);
-        self.heard(asked, received)
+        let requested_at = self.requested_at.unwrap_or_else(Instant::now);
+        // An overdue reading gets no second deadline.
+        let left = self.deadline.saturating_sub(requested_at.elapsed());
+        let received = self.replies.recv_timeout(left);
+        self.take_reply(requested_at, received)
     }
 
-    /// The answer if it is there, the complaint if it is overdue, or `None` while it may still come. Does not wait.
+    /// Returns the reply, an error if it is overdue, or `None` while it may still come. Does not wait.
     pub fn poll_reading(&mut self) -> Option<ProbeReply> {
-        let asked = self.asked.unwrap_or_else(Instant::now);
-        let received = match self.answers.try_recv() {
-            Ok(answer) => Ok(answer),
+        let requested_at = self.requested_at.unwrap_or_else(Instant::now);
+        let received = match self.replies.try_recv() {
+            Ok(reply) => Ok(reply),
             Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
-            Err(TryRecvError::Empty) if self.is_pending() && asked.elapsed() >= self.deadline => {
+            Err(TryRecvError::Empty) if self.is_pending() && requested_at.elapsed() >= self.deadline => {
                 Err(RecvTimeoutError::Timeout)
             }
             Err(TryRecvError::Empty) => return None,
         };
-        Some(self.heard(asked, received))
+        Some(self.take_reply(requested_at, received))
     }
 
-    fn heard(&mut self, asked: Instant, received: Result<ProbeReply, RecvTimeoutError>) -> ProbeReply {
-        let answer = match received {
-            Ok(answer) => {
-                self.asked = None;
-                self.kind = answer.kind;
-                answer
+    fn take_reply(&mut self, requested_at: Instant, received: Result<ProbeReply, RecvTimeoutError>) -> ProbeReply {
+        let reply = match received {
+            Ok(reply) => {
+                self.requested_at = None;
+                self.kind = reply.kind;
+                reply
             }
             Err(RecvTimeoutError::Timeout) => {
                 let what = self.kind.name().into();
-                self.failed(SourceError::Unresponsive { what, after: asked.elapsed() })
+                self.error_reply(SourceError::Unresponsive { what, after: requested_at.elapsed() })
             }
             Err(RecvTimeoutError::Disconnected) => {
-                self.failed(SourceError::Driver(format!("the thread that reads {} has ended", self.kind)))
+                self.error_reply(SourceError::Driver(format!("the reader thread of {} ended", self.kind)))
             }
         };
-        self.state = match &answer.result {
+        self.state = match &reply.result {
             Ok(_) => SourceState::Ready,
             Err(error) => SourceState::Failed(error.clone()),
         };
-        answer
+        reply
     }
 
-    fn failed(&self, error: SourceError) -> ProbeReply {
+    fn error_reply(&self, error: SourceError) -> ProbeReply {
         ProbeReply { kind: self.kind, taken: Instant::now(), result: Err(error) }
     }
 
-    /// Asks and waits.
+    /// Requests a reading and waits for it.
     pub fn read(&mut self) -> Result<SourceReading, SourceError> {
         self.request_reading();
         self.wait_reading().result
@@ -148,13 +148,13 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex};
 
-    /// A source that answers when the test lets it, and counts how often it was asked.
-    struct Gated {
+    /// Source that replies when the test opens the gate, and counts its reads.
+    struct GatedSource {
         gate: Arc<Mutex<()>>,
         asked: Arc<AtomicUsize>,
     }
 
-    impl DeviceSource for Gated {
+    impl DeviceSource for GatedSource {
         fn kind(&self) -> SourceKind {
             SourceKind::Nvml
         }
@@ -167,9 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_hangs_is_unresponsive_asked_once_and_heard_when_it_comes_back() {
+    fn a_hanging_source_is_unresponsive_and_read_only_once_until_it_returns() {
         let (gate, asked) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
-        let source = Gated { gate: gate.clone(), asked: asked.clone() };
+        let source = GatedSource { gate: gate.clone(), asked: asked.clone() };
         let mut probe = SourceProbe::start(Box::new(source), Duration::from_millis(20)).unwrap();
         let closed = gate.lock().unwrap();
         for _ in 0..3 {
@@ -185,12 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_can_be_taken_without_waiting_once_it_was_told() {
+    fn a_reply_can_be_polled_after_the_callback() {
         let (gate, asked) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
-        let (tell, told) = sync_channel(1);
-        let source = Gated { gate: gate.clone(), asked };
-        let answered = move || tell.send(()).expect("the test listens");
-        let mut probe = SourceProbe::start_with_callback(Box::new(source), Duration::from_secs(60), answered).unwrap();
+        let (notify, notified) = sync_channel(1);
+        let source = GatedSource { gate: gate.clone(), asked };
+        let on_reply = move || notify.send(()).expect("the test listens");
+        let mut probe = SourceProbe::start_with_callback(Box::new(source), Duration::from_secs(60), on_reply).unwrap();
         assert!(probe.poll_reading().is_none() && !probe.is_pending());
         assert_eq!(probe.status().problem().as_deref(), Some("nvml: has not answered yet"));
         let closed = gate.lock().unwrap();
@@ -200,14 +200,14 @@ mod tests {
         assert_eq!(probe.poll_reading().unwrap().result.unwrap_err().code(), "driver_unresponsive");
         assert!(matches!(probe.status().state, SourceState::Failed(SourceError::Unresponsive { .. })));
         drop(closed);
-        told.recv_timeout(Duration::from_secs(60)).expect("the source answers within a minute");
+        notified.recv_timeout(Duration::from_secs(60)).expect("the source answers within a minute");
         assert!(probe.poll_reading().unwrap().result.is_ok() && !probe.is_pending());
         assert_eq!((probe.status().kind, probe.status().is_ready()), (SourceKind::Nvml, true));
     }
 
-    struct Panics;
+    struct PanickingSource;
 
-    impl DeviceSource for Panics {
+    impl DeviceSource for PanickingSource {
         fn kind(&self) -> SourceKind {
             SourceKind::AmdSysfs
         }
@@ -218,8 +218,8 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_panics_is_a_failed_reading_each_time() {
-        let mut probe = SourceProbe::start(Box::new(Panics), Duration::from_secs(60)).unwrap();
+    fn a_panicking_source_fails_each_reading() {
+        let mut probe = SourceProbe::start(Box::new(PanickingSource), Duration::from_secs(60)).unwrap();
         for _ in 0..2 {
             assert_eq!(probe.read().unwrap_err().code(), "driver_failed");
         }

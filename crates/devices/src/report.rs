@@ -1,169 +1,152 @@
-//! Devices as JSON: what `gpupool devices --json` prints.
+//! Devices as JSON, printed by `gpupool devices --json`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gpupool_core::{Bytes, DeviceHealth, GpuId, LinkKind, Percent, Vendor};
+use gpupool_core::{Bytes, DeviceHealth, GpuId, LinkKind, Vendor};
 use serde::Serialize;
 
-use crate::attribution::HostProcessLookup;
-use crate::detected_device::{
-    DetectedDevice, DevicePartition, DeviceProcess, Milliwatts, ProcessActivity, UsedMemoryScope,
-};
-use crate::reported::{Reported, Words};
+use crate::detected_device::{DetectedDevice, DevicePartition, DeviceProcess, ProcessActivity, UsedMemoryScope};
+use crate::host_process::HostProcessLookup;
+use crate::reported::{MissingReason, Reported};
 use crate::source_reading::SourceReading;
 use crate::tracker::GpuIdRegistry;
 
-/// Everything that is known, or the error that kept it from being known.
+/// All devices, or the error that prevented reading them.
 #[derive(Debug, Clone, Serialize)]
 pub struct DevicesReport {
-    /// The devices, by number.
+    /// Devices by number.
     pub devices: Vec<DeviceReport>,
-    /// Links between them.
     pub links: Vec<LinkReport>,
-    /// What went wrong without losing a device.
+    /// Problems that lost no device.
     pub warnings: Vec<String>,
-    /// Why there is no device to report, where there should be.
+    /// Error that explains missing devices.
     pub error: Option<ErrorReport>,
 }
 
-/// An error by a name that never changes, and in words.
+/// An error: a stable code and a message.
 #[derive(Debug, Clone, Serialize)]
 pub struct ErrorReport {
     pub code: &'static str,
-    /// What happened, to what, and what can be done.
+    /// Problem, subject and next step.
     pub message: String,
 }
 
-/// One device. A field without a value is `null` and named under `unsupported` or `failed`.
+/// A device. A field without a value is `null` and listed under `unsupported` or `failed`.
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceReport {
-    /// Its small number on this node.
+    /// Number on this node.
     pub gpu_id: GpuId,
-    /// Who made it.
     pub vendor: Vendor,
     pub name: Option<Arc<str>>,
-    /// The vendor's identity of it.
+    /// Identity given by the vendor.
     pub uuid: Option<Arc<str>>,
-    /// Its place on the bus.
     pub pci: Option<String>,
-    /// What makes it the same device after a restart.
+    /// Permanent identity.
     pub identity: String,
-    /// Set where it is a part of a larger device.
+    /// Set for a partition of a larger device.
     pub partition: Option<DevicePartition>,
-    /// All its memory.
     pub memory_total_mib: Option<u64>,
-    /// What the driver keeps of it.
+    /// Memory reserved by the driver.
     pub memory_reserved_mib: Option<u64>,
-    /// What is in use, as the source counts it.
+    /// Memory in use, as counted by the source.
     pub memory_used_mib: Option<u64>,
-    /// Whether that includes what the driver keeps; `null` where the source does not say.
+    /// Whether `memory_used_mib` includes reserved memory; `null` where unknown.
     pub memory_used_includes_reserved: Option<bool>,
-    /// Whether it shares the host's memory instead of having its own.
+    /// Whether the device shares the memory of the host and has none of its own.
     pub unified_memory: bool,
-    /// Host memory it may use besides.
+    /// Host memory that the device may also use.
     pub host_memory_total_mib: Option<u64>,
-    /// What it uses of that.
+    /// Host memory in use.
     pub host_memory_used_mib: Option<u64>,
-    /// How busy it is.
     pub utilization_percent: Option<f64>,
     /// Temperature of the chip.
     pub temperature_c: Option<i16>,
-    /// Power drawn.
     pub power_w: Option<f64>,
-    /// The most it may draw.
     pub power_limit_w: Option<f64>,
-    /// Version of its driver.
     pub driver: Option<Arc<str>>,
-    /// Whether it is a GPU cut by MIG or a MIG instance; `null` where it cannot be.
+    /// Whether MIG is on, also for its instances; `null` for a device without MIG.
     pub mig: Option<bool>,
-    /// `healthy`, `unhealthy`, `lost`; `null` where the source says nothing of it.
+    /// `healthy`, `unhealthy` or `lost`; `null` where the source does not report it.
     pub health: Option<&'static str>,
-    /// Why it is unhealthy.
     pub health_reason: Option<Arc<str>>,
-    /// Asleep to save power, and therefore not read.
+    /// Whether the device sleeps to save power and was not read.
     pub asleep: bool,
-    /// The number its source gives it.
+    /// Index in the source's listing.
     pub index: Option<u32>,
-    /// The minor number of its device node.
+    /// Minor number of the device node.
     pub minor: Option<u32>,
-    /// NUMA node it is nearest to.
+    /// Nearest NUMA node.
     pub numa: Option<u32>,
-    /// Fields the device or the source cannot tell.
+    /// Fields that the device or the source does not support.
     pub unsupported: Vec<&'static str>,
-    /// Fields that failed this time, with the source's words.
-    pub failed: BTreeMap<&'static str, Words>,
-    /// Processes on it; complete unless `processes` is among the fields without a value.
+    /// Fields that failed this time, with the source's reason.
+    pub failed: BTreeMap<&'static str, MissingReason>,
+    /// Processes on the device; complete unless `processes` is listed as missing.
     pub processes: Vec<ProcessReport>,
 }
 
 /// A process on a device.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProcessReport {
-    /// Its number, in the host's PID namespace.
+    /// Pid in the host's PID namespace.
     pub pid: u32,
-    /// The name the driver gives.
+    /// Name given by the driver.
     pub name: Option<Arc<str>>,
     /// `compute`, `graphics`, `both`, or `null`.
     pub doing: Option<&'static str>,
-    /// Device memory it uses.
+    /// Device memory in use.
     pub memory_mib: Option<u64>,
-    /// When it started, in clock ticks since boot.
+    /// Start time in clock ticks since boot.
     pub start_ticks: Option<u64>,
-    /// Whose it is.
+    /// User id of the process.
     pub uid: Option<u32>,
-    /// The name of that user.
     pub user: Option<Arc<str>>,
-    /// Its command line.
     pub command: Option<Arc<str>>,
-    /// Its control group.
     pub cgroup: Option<Arc<str>>,
-    /// Why it could not be told which process of this host it is.
+    /// Reason why the process of this host is unknown.
     pub unattributed: Option<Arc<str>>,
 }
 
 /// A link between two devices.
 #[derive(Debug, Clone, Serialize)]
 pub struct LinkReport {
-    /// One end.
     pub a: GpuId,
-    /// The other.
     pub b: GpuId,
     /// `nvlink`, `xgmi`, `pcie_switch`, `pcie_switches`, `host_bridge`, `same_numa`, `cross_numa`.
     pub kind: &'static str,
-    /// How many NVLinks are bonded.
+    /// Number of bonded NVLinks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lanes: Option<u8>,
-    /// Over how many XGMI hops.
+    /// Number of XGMI hops.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hops: Option<u8>,
 }
 
 impl DevicesReport {
-    /// The report of a snapshot, with devices numbered in its order.
-    pub fn new(snapshot: &SourceReading, error: Option<ErrorReport>) -> Self {
-        let identities = snapshot.identities();
+    /// Creates the report of a reading, with devices numbered in its order.
+    pub fn new(reading: &SourceReading, error: Option<ErrorReport>) -> Self {
+        let identities = reading.identities();
         let ids = GpuIdRegistry::default().assign(&identities);
         let device = |((found, identity), &gpu_id): ((&DetectedDevice, &_), &GpuId)| {
             DeviceReport::new(gpu_id, ToString::to_string(identity), found)
         };
-        let links = snapshot.links.iter().filter_map(|link| {
-            let (kind, lanes, hops) = link_words(link.kind);
+        let links = reading.links.iter().filter_map(|link| {
+            let (kind, lanes, hops) = link_kind_fields(link.kind);
             Some(LinkReport { a: *ids.get(link.a)?, b: *ids.get(link.b)?, kind, lanes, hops })
         });
         Self {
-            devices: snapshot.devices.iter().zip(&identities).zip(&ids).map(device).collect(),
+            devices: reading.devices.iter().zip(&identities).zip(&ids).map(device).collect(),
             links: links.collect(),
-            warnings: snapshot.warnings.clone(),
+            warnings: reading.warnings.clone(),
             error,
         }
     }
 }
 
 impl DeviceReport {
-    /// The report of one device.
     fn new(gpu_id: GpuId, identity: String, found: &DetectedDevice) -> Self {
-        let mut without = Without::default();
+        let mut missing = MissingFields::default();
         let (health, health_reason) = match &found.health {
             None => (None, None),
             Some(DeviceHealth::Healthy) => (Some("healthy"), None),
@@ -171,7 +154,7 @@ impl DeviceReport {
             Some(DeviceHealth::Lost) => (Some("lost"), None),
         };
         let memory = &found.memory;
-        let optional = |told: &Reported<Bytes>| told.value().map(|bytes| bytes.as_mib());
+        let optional = |reported: &Reported<Bytes>| reported.value().map(|bytes| bytes.as_mib());
         Self {
             gpu_id,
             vendor: found.vendor,
@@ -180,9 +163,9 @@ impl DeviceReport {
             pci: found.pci.map(|address| address.to_string()),
             identity,
             partition: found.partition.clone(),
-            memory_total_mib: without.or("memory_total_mib", &memory.total, |bytes: &Bytes| bytes.as_mib()),
+            memory_total_mib: missing.take("memory_total_mib", &memory.total, |bytes| bytes.as_mib()),
             memory_reserved_mib: optional(&memory.reserved),
-            memory_used_mib: without.or("memory_used_mib", &memory.used, |bytes: &Bytes| bytes.as_mib()),
+            memory_used_mib: missing.take("memory_used_mib", &memory.used, |bytes| bytes.as_mib()),
             memory_used_includes_reserved: match memory.used_means {
                 UsedMemoryScope::WithReserved => Some(true),
                 UsedMemoryScope::WithoutReserved => Some(false),
@@ -191,11 +174,10 @@ impl DeviceReport {
             unified_memory: memory.unified,
             host_memory_total_mib: optional(&memory.host_total),
             host_memory_used_mib: optional(&memory.host_used),
-            utilization_percent: without
-                .or("utilization_percent", &found.utilization, |percent: &Percent| percent.as_number()),
-            temperature_c: without.or("temperature_c", &found.temperature_c, |degrees| *degrees),
-            power_w: without.or("power_w", &found.power, |power: &Milliwatts| power.as_number()),
-            power_limit_w: without.or("power_limit_w", &found.power_limit, |power: &Milliwatts| power.as_number()),
+            utilization_percent: missing.take("utilization_percent", &found.utilization, |percent| percent.as_number()),
+            temperature_c: missing.take("temperature_c", &found.temperature_c, |degrees| *degrees),
+            power_w: missing.take("power_w", &found.power, |power| power.as_number()),
+            power_limit_w: missing.take("power_limit_w", &found.power_limit, |power| power.as_number()),
             driver: found.driver.clone(),
             mig: found.mig,
             health,
@@ -204,26 +186,26 @@ impl DeviceReport {
             index: found.index,
             minor: found.minor,
             numa: found.numa,
-            processes: without
-                .or("processes", &found.processes, |list| list.iter().map(ProcessReport::new).collect())
+            processes: missing
+                .take("processes", &found.processes, |list| list.iter().map(ProcessReport::new).collect())
                 .unwrap_or_default(),
-            unsupported: without.unsupported,
-            failed: without.failed,
+            unsupported: missing.unsupported,
+            failed: missing.failed,
         }
     }
 }
 
-/// Collects the names of fields that have no value while the others are taken.
+/// Collects the names of fields without a value.
 #[derive(Default)]
-struct Without {
+struct MissingFields {
     unsupported: Vec<&'static str>,
-    failed: BTreeMap<&'static str, Words>,
+    failed: BTreeMap<&'static str, MissingReason>,
 }
 
-impl Without {
-    fn or<T, U>(&mut self, name: &'static str, told: &Reported<T>, value: impl FnOnce(&T) -> U) -> Option<U> {
-        match told {
-            Reported::Value(told) => return Some(value(told)),
+impl MissingFields {
+    fn take<T, U>(&mut self, name: &'static str, reported: &Reported<T>, convert: impl FnOnce(&T) -> U) -> Option<U> {
+        match reported {
+            Reported::Value(value) => return Some(convert(value)),
             Reported::Unsupported(_) => self.unsupported.push(name),
             Reported::Failed(words) => {
                 self.failed.insert(name, words.clone());
@@ -260,8 +242,8 @@ impl ProcessReport {
     }
 }
 
-/// The name of a link, with its lanes or hops.
-fn link_words(kind: LinkKind) -> (&'static str, Option<u8>, Option<u8>) {
+/// Returns the name of a link, its lanes and its hops.
+fn link_kind_fields(kind: LinkKind) -> (&'static str, Option<u8>, Option<u8>) {
     match kind {
         LinkKind::NvLink(lanes) => ("nvlink", Some(lanes), None),
         LinkKind::Xgmi(hops) => ("xgmi", None, Some(hops)),

@@ -1,28 +1,28 @@
-//! One field as a source told it: a value, unsupported, or failed this time. Never a made-up zero.
+//! A field as a source reported it: a value, unsupported, or failed this time. Never an invented zero.
 
 use std::borrow::Cow;
 
 use gpupool_core::ReadingField;
 
-/// Words that came with a field that has no value; empty where the source just does not have the field.
-pub(crate) type Words = Cow<'static, str>;
+/// Reason why a field has no value; empty where the source lacks the field.
+pub(crate) type MissingReason = Cow<'static, str>;
 
-/// One field of a device.
+/// A field of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reported<T> {
-    /// The source said so.
+    /// The reported value.
     Value(T),
-    /// The device or the source cannot say; in its own words where it used any.
-    Unsupported(Words),
-    /// It can, and failed to this time.
-    Failed(Words),
+    /// The device or the source does not support the field.
+    Unsupported(MissingReason),
+    /// The field is supported, but reading it failed this time.
+    Failed(MissingReason),
 }
 
 impl<T> Reported<T> {
-    /// The source has no such field.
+    /// A field that the source lacks.
     pub const ABSENT: Self = Self::Unsupported(Cow::Borrowed(""));
 
-    /// The value, where there is one.
+    /// Returns the value, if any.
     pub const fn value(&self) -> Option<&T> {
         match self {
             Self::Value(value) => Some(value),
@@ -30,12 +30,12 @@ impl<T> Reported<T> {
         }
     }
 
-    /// Whether the source has no such field at all, so that another source may fill it in.
+    /// Whether the source lacks the field, so that another source may fill it in.
     pub fn is_absent(&self) -> bool {
-        matches!(self, Self::Unsupported(words) if words.is_empty())
+        matches!(self, Self::Unsupported(reason) if reason.is_empty())
     }
 
-    /// The value itself, where there is one.
+    /// Returns the owned value, if any.
     pub(crate) fn into_value(self) -> Option<T> {
         match self {
             Self::Value(value) => Some(value),
@@ -43,21 +43,21 @@ impl<T> Reported<T> {
         }
     }
 
-    /// The value turned into another.
-    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Reported<U> {
-        self.and_then(|value| Reported::Value(f(value)))
+    /// Converts the value.
+    pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Reported<U> {
+        self.and_then(|value| Reported::Value(convert(value)))
     }
 
-    /// What the value means, where there is one.
-    pub(crate) fn and_then<U>(self, f: impl FnOnce(T) -> Reported<U>) -> Reported<U> {
+    /// Converts the value with a function that may reject it.
+    pub(crate) fn and_then<U>(self, convert: impl FnOnce(T) -> Reported<U>) -> Reported<U> {
         match self {
-            Self::Value(value) => f(value),
-            Self::Unsupported(words) => Reported::Unsupported(words),
-            Self::Failed(words) => Reported::Failed(words),
+            Self::Value(value) => convert(value),
+            Self::Unsupported(reason) => Reported::Unsupported(reason),
+            Self::Failed(reason) => Reported::Failed(reason),
         }
     }
 
-    /// What this field is, or else what `other` told.
+    /// Returns this field, or `other` where this field has no value and `other` says more.
     pub(crate) fn or(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Value(_), _) => self,
@@ -67,21 +67,21 @@ impl<T> Reported<T> {
         }
     }
 
-    /// Takes what `other` told where this field has no value.
+    /// Replaces this field by `other` where this field has no value.
     pub(crate) fn fill(&mut self, other: Self) {
         *self = std::mem::take(self).or(other);
     }
 
-    /// The same, with zero as unsupported: of some amounts nothing is no answer.
-    pub(crate) fn without_zero(self, words: &'static str) -> Self
+    /// Treats zero as unsupported, for quantities that cannot be zero.
+    pub(crate) fn without_zero(self, reason: &'static str) -> Self
     where
         T: Default + PartialEq,
     {
-        self.and_then(|value| if value == T::default() { Self::Unsupported(words.into()) } else { Self::Value(value) })
+        self.and_then(|value| if value == T::default() { Self::Unsupported(reason.into()) } else { Self::Value(value) })
     }
 
-    /// The field as the core keeps it.
-    pub(crate) fn field(&self) -> ReadingField<T>
+    /// Converts the field for the core.
+    pub(crate) fn to_reading_field(&self) -> ReadingField<T>
     where
         T: Copy,
     {
@@ -92,15 +92,15 @@ impl<T> Reported<T> {
         }
     }
 
-    /// A cell of some tool's output, read by `parse` unless it holds the words of a field without a value.
+    /// Reads a cell of a tool's output with `parse`, unless the cell says that there is no value.
     ///
-    /// Text that is neither is a failure that keeps the text.
+    /// Text that `parse` rejects is a failure with the text as its reason.
     pub(crate) fn from_cell(cell: &str, parse: impl FnOnce(&str) -> Option<T>) -> Self {
         let cell = cell.trim();
-        match Missing::of(cell) {
-            Some(Missing::Unsupported) => Self::Unsupported(words(cell)),
-            Some(Missing::Failed) => Self::Failed(words(cell)),
-            None => parse(cell).map_or_else(|| Self::Failed(words(cell)), Self::Value),
+        match MissingKind::classify(cell) {
+            Some(MissingKind::Unsupported) => Self::Unsupported(truncate_text(cell)),
+            Some(MissingKind::Failed) => Self::Failed(truncate_text(cell)),
+            None => parse(cell).map_or_else(|| Self::Failed(truncate_text(cell)), Self::Value),
         }
     }
 }
@@ -111,27 +111,27 @@ impl<T> Default for Reported<T> {
     }
 }
 
-/// Text from outside, kept at a bounded length.
-pub(crate) fn words(text: &str) -> Words {
-    Cow::Owned(text.chars().take(crate::limits::WORDS).collect())
+/// Limits a text from outside to [`limits::TEXT_CHARS`](crate::limits::TEXT_CHARS) characters.
+pub(crate) fn truncate_text(text: &str) -> MissingReason {
+    Cow::Owned(text.chars().take(crate::limits::TEXT_CHARS).collect())
 }
 
-/// What a cell without a value means.
+/// Meaning of a cell without a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Missing {
+enum MissingKind {
     Unsupported,
     Failed,
 }
 
-impl Missing {
-    /// What the words of a cell mean, or `None` where it may be a value.
+impl MissingKind {
+    /// Classifies a cell, or returns `None` where the cell may hold a value.
     ///
-    /// Known ways to say "cannot" are unsupported; any other text in brackets, and known error words, are failures.
-    fn of(cell: &str) -> Option<Self> {
+    /// Known phrases for "not available" are unsupported; other bracketed text and known error phrases are failures.
+    fn classify(cell: &str) -> Option<Self> {
         let bare = cell.trim_start_matches('[').trim_end_matches(']').trim();
         let bracketed = cell.starts_with('[');
         let lower = bare.to_ascii_lowercase();
-        const CANNOT: [&str; 8] = [
+        const UNSUPPORTED: [&str; 8] = [
             "n/a",
             "na",
             "none",
@@ -141,7 +141,7 @@ impl Missing {
             "function not found",
             "requested functionality has been deprecated",
         ];
-        const FAILED: [&str; 8] = [
+        const FAILURES: [&str; 8] = [
             "err!",
             "error",
             "unknown error",
@@ -151,9 +151,9 @@ impl Missing {
             "unknown",
             "no permission",
         ];
-        let begins = lower.starts_with("n/a ") || lower.starts_with("not available ");
-        let cannot = bare.is_empty() || CANNOT.contains(&lower.as_str()) || begins;
-        match (cannot, bracketed || FAILED.contains(&lower.as_str())) {
+        let has_prefix = lower.starts_with("n/a ") || lower.starts_with("not available ");
+        let is_unsupported = bare.is_empty() || UNSUPPORTED.contains(&lower.as_str()) || has_prefix;
+        match (is_unsupported, bracketed || FAILURES.contains(&lower.as_str())) {
             (true, _) => Some(Self::Unsupported),
             (false, true) => Some(Self::Failed),
             (false, false) => None,
@@ -170,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_a_value_or_says_why_not() {
+    fn a_cell_is_a_value_or_a_reason_for_none() {
         assert_eq!(number(" 42 "), Reported::Value(42));
-        for cannot in [
+        for is_unsupported in [
             "[N/A]",
             "N/A",
             "[Not Supported]",
@@ -181,11 +181,11 @@ mod tests {
             "Not available in WDDM",
             "",
         ] {
-            assert!(matches!(number(cannot), Reported::Unsupported(_)), "{cannot}");
+            assert!(matches!(number(is_unsupported), Reported::Unsupported(_)), "{is_unsupported}");
         }
         assert!(matches!(
             number("[Requested functionality has been deprecated]"),
-            Reported::Unsupported(words) if words == "[Requested functionality has been deprecated]"
+            Reported::Unsupported(reason) if reason == "[Requested functionality has been deprecated]"
         ));
         for failed in ["ERR!", "[Unknown Error]", "[GPU requires reset]", "[Insufficient Permissions]", "[new words]"] {
             assert!(matches!(number(failed), Reported::Failed(_)), "{failed}");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_from_another_source_beats_no_value() {
+    fn a_value_of_another_source_fills_a_missing_one() {
         assert_eq!(Reported::ABSENT.or(Reported::Value(1)), Reported::Value(1));
         assert_eq!(Reported::Failed("x".into()).or(Reported::<u8>::ABSENT), Reported::Failed("x".into()));
         assert_eq!(Reported::Value(1).or(Reported::Value(2)), Reported::Value(1));

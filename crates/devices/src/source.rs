@@ -1,4 +1,4 @@
-//! What a source of devices is, and how it fails.
+//! Sources of devices, and their errors.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use crate::source_reading::SourceReading;
 
-/// Somewhere devices can be read from: a library, a tool, a kernel tree, a simulation.
+/// A library, tool, kernel tree or simulation that devices are read from.
 ///
-/// A source may block for ever in a driver, so it is read on a thread of its own (see `probe`). It keeps what does not
-/// change between readings and looks again for devices whenever their number changed or one was lost.
+/// A source may block for ever in a driver, so it is read on its own thread (see `probe`). It caches facts that do not
+/// change between readings, and searches for devices again when their number changes or a device is lost.
 pub trait DeviceSource: Send {
-    /// Which source it is.
+    /// Returns the kind of the source.
     fn kind(&self) -> SourceKind;
 
-    /// Every device there is now, with what it reports now. No device at all is a valid answer.
+    /// Reads every present device. An empty list is a valid result.
     fn read(&mut self) -> Result<SourceReading, SourceError>;
 }
 
-/// The sources there are.
+/// Kind of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SourceKind {
     /// NVIDIA's management library.
@@ -37,11 +37,11 @@ pub enum SourceKind {
 }
 
 impl SourceKind {
-    /// All of them, best first for each vendor.
+    /// All kinds, best first for each vendor.
     pub const ALL: [Self; 6] =
         [Self::Nvml, Self::NvidiaSmi, Self::AmdSysfs, Self::AmdSmi, Self::RocmSmi, Self::Simulated];
 
-    /// Its name, as typed in `GPUPOOL_BACKEND`.
+    /// Returns the name, as typed in `GPUPOOL_BACKEND`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nvml => "nvml",
@@ -60,43 +60,43 @@ impl fmt::Display for SourceKind {
     }
 }
 
-/// Why a source gave no devices, by what can be done about it.
+/// Reason why a source returned no devices, by possible remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// Its library, tool or tree is not on this machine: another source may do.
-    #[error("{what} is not here: {why}")]
+    /// The library, tool or tree is missing on this machine. Another source may work.
+    #[error("{what} not found: {why}")]
     NotPresent {
-        /// What was looked for.
+        /// Library, tool or tree.
         what: Cow<'static, str>,
         why: String,
     },
-    /// It is here and its driver is not loaded.
+    /// The source exists, but its driver is not loaded.
     #[error("the driver is not loaded or does not answer: {0}")]
     DriverNotLoaded(String),
-    /// The library and the loaded driver are of different versions; running jobs still work, a reboot or a reload of
-    /// the driver mends it.
-    #[error("the driver and its library are of different versions: {0}")]
+    /// The library and the loaded driver have different versions. Running jobs still work; a reboot or a reload of the
+    /// driver fixes the mismatch.
+    #[error("the driver and its library have different versions: {0}")]
     VersionMismatch(String),
-    /// The caller may not look.
+    /// The caller lacks permission.
     #[error("permission denied: {0}")]
     NoPermission(String),
-    /// It was asked and has not answered in time; it is left alone.
+    /// The source did not answer before its deadline; it is not asked again until it does.
     #[error("driver unresponsive: {what} has not answered for {} s", after.as_secs())]
     Unresponsive { what: Cow<'static, str>, after: Duration },
-    /// The driver answered with an error.
+    /// The driver returned an error.
     #[error("the driver failed: {0}")]
     Driver(String),
-    /// What it gave cannot be understood.
-    #[error("{format} output cannot be read: {problem}")]
+    /// The output cannot be parsed.
+    #[error("cannot parse {format} output: {problem}")]
     Malformed {
-        /// Which format it should have been.
+        /// Expected format.
         format: Cow<'static, str>,
         problem: String,
     },
 }
 
 impl SourceError {
-    /// A name for programs that never changes.
+    /// Returns a stable name for programs.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::NotPresent { .. } => "not_here",
@@ -109,13 +109,13 @@ impl SourceError {
         }
     }
 
-    /// Output in the format `format` that is wrong in the way `problem` says.
+    /// Creates the error for output in `format` that is malformed as `problem` says.
     pub(crate) fn malformed(format: &'static str, problem: impl Into<String>) -> Self {
         Self::Malformed { format: Cow::Borrowed(format), problem: problem.into() }
     }
 
-    /// Returns why no new work can be trusted to the devices of the source, where the error means that their driver is
-    /// away: what runs goes on, what starts would hang or fail. Any other failure says nothing about the devices.
+    /// Returns the reason why the devices of the source get no new work, where the error means that their driver is
+    /// away: running work continues, but new work would hang or fail. Other errors say nothing about the devices.
     pub(crate) fn driver_away(&self) -> Option<Arc<str>> {
         match self {
             Self::Unresponsive { .. } => Some("driver unresponsive".into()),
@@ -125,28 +125,27 @@ impl SourceError {
     }
 }
 
-/// State of a source, by its last answer.
+/// State of a source after its last reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceState {
-    /// It has not answered yet, not even once.
+    /// No reply so far.
     Pending,
-    /// Its last answer was a reading.
+    /// The last reply was a reading.
     Ready,
-    /// Its last answer was an error, or is overdue.
+    /// The last reply was an error or is overdue.
     Failed(SourceError),
 }
 
 /// A source and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// Which source.
     pub kind: SourceKind,
-    /// Its state.
+    /// State after the last reply.
     pub state: SourceState,
 }
 
 impl SourceStatus {
-    /// Returns what is wrong with it, for people. That it is not on this machine is not wrong.
+    /// Returns the problem of the source, for people. A source that is missing on this machine is no problem.
     pub fn problem(&self) -> Option<String> {
         match &self.state {
             SourceState::Pending => Some(format!("{}: has not answered yet", self.kind)),
@@ -155,7 +154,7 @@ impl SourceStatus {
         }
     }
 
-    /// Returns whether devices can be read from it.
+    /// Whether devices can be read from the source.
     pub fn is_ready(&self) -> bool {
         self.state == SourceState::Ready
     }

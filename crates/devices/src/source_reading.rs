@@ -1,4 +1,4 @@
-//! Everything one source said at one time, and how what several said becomes one.
+//! Everything that one source reported at one time, and the merging of several sources.
 
 use std::collections::BTreeMap;
 
@@ -7,33 +7,32 @@ use gpupool_core::{DeviceIdentity, LinkKind, Vendor};
 use crate::detected_device::{DetectedDevice, bound_text};
 use crate::limits;
 
-/// What the identity of a device begins with that has none of its own; no UUID is trusted that does.
-const UNIDENTIFIED: &str = "unidentified-";
+/// Prefix of the identity of a device that has no own identity. A UUID with this prefix is not trusted.
+const UNIDENTIFIED_PREFIX: &str = "unidentified-";
 
-/// A link between two devices of a snapshot, named by their places in it.
+/// A link between two devices of a reading, identified by their positions in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DetectedLink {
-    /// Place of the first device; smaller than that of the second.
+    /// Position of the first device; smaller than `b`.
     pub a: usize,
-    /// Place of the second device.
+    /// Position of the second device.
     pub b: usize,
-    /// What joins them.
     pub kind: LinkKind,
 }
 
 impl DetectedLink {
-    /// The link between two places, in either order.
+    /// Creates a link between two positions, in either order.
     pub(crate) fn new(one: usize, other: usize, kind: LinkKind) -> Self {
         Self { a: one.min(other), b: one.max(other), kind }
     }
 
-    /// The link between the places that its devices have elsewhere, where both have one.
-    pub(crate) fn moved(&self, places: &[Option<usize>]) -> Option<Self> {
+    /// Returns the link with its positions mapped by `places`, where both devices are there.
+    pub(crate) fn map_positions(&self, places: &[Option<usize>]) -> Option<Self> {
         let place = |of: usize| places.get(of).copied().flatten();
         Some(Self::new(place(self.a)?, place(self.b)?, self.kind))
     }
 
-    /// The nearest link of each pair, in the order of the pairs.
+    /// Returns the nearest link of each pair, ordered by pair.
     pub(crate) fn nearest(links: impl IntoIterator<Item = Self>) -> Vec<Self> {
         let mut nearest: BTreeMap<(usize, usize), LinkKind> = BTreeMap::new();
         for link in links {
@@ -46,26 +45,26 @@ impl DetectedLink {
     }
 }
 
-/// Everything one source said at one time.
+/// Everything that one source reported at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceReading {
-    /// The devices, in the order of the source.
+    /// Devices in the order of the source.
     pub devices: Vec<DetectedDevice>,
-    /// Links between them, each pair once.
+    /// Links between the devices, each pair once.
     pub links: Vec<DetectedLink>,
-    /// What went wrong without losing a device, for people.
+    /// Problems that lost no device, for people.
     pub warnings: Vec<String>,
 }
 
 impl SourceReading {
-    /// Adds a warning, while there are not too many; a long one is cut.
+    /// Adds a warning, shortened, unless there are too many already.
     pub fn warn(&mut self, warning: impl Into<String>) {
         if self.warnings.len() < limits::WARNINGS {
             self.warnings.push(bound_text(warning.into()));
         }
     }
 
-    /// Adds a device, while there are not too many, and says at which place. Long texts of it are cut.
+    /// Adds a device and returns its position, unless there are too many already. Long texts are truncated.
     pub(crate) fn push(&mut self, mut device: DetectedDevice) -> Option<usize> {
         if self.devices.len() >= limits::DEVICES {
             let warning = format!("more than {} devices; the rest is left out", limits::DEVICES);
@@ -79,7 +78,7 @@ impl SourceReading {
         Some(self.devices.len() - 1)
     }
 
-    /// Joins devices, keeping the nearest link of each pair; a device is not joined to itself.
+    /// Adds links, keeping the nearest of each pair and ignoring links from a device to itself.
     pub(crate) fn join(&mut self, links: impl IntoIterator<Item = DetectedLink>) {
         let count = self.devices.len();
         let mut links = links.into_iter().filter(|link| link.a < link.b && link.b < count).peekable();
@@ -88,22 +87,22 @@ impl SourceReading {
         }
     }
 
-    /// Adds what another source said: devices both know are filled in, new ones added, links and warnings kept.
+    /// Merges the reading of another source: known devices are completed, new devices, links and warnings are added.
     pub fn merge(&mut self, other: Self) {
         let mut places = Vec::with_capacity(other.devices.len());
-        let mut taken = vec![false; self.devices.len()];
+        let mut matched = vec![false; self.devices.len()];
         for device in other.devices {
-            let same = self.place_of(&device, &taken);
+            let same = self.find_same_device(&device, &matched);
             places.push(match same {
                 Some(place) => {
-                    taken[place] = true;
+                    matched[place] = true;
                     self.devices[place].fill_from(device);
                     Some(place)
                 }
                 None => self.push(device),
             });
         }
-        self.join(other.links.iter().filter_map(|link| link.moved(&places)));
+        self.join(other.links.iter().filter_map(|link| link.map_positions(&places)));
         for warning in other.warnings {
             if !self.warnings.contains(&warning) {
                 self.warn(warning);
@@ -111,16 +110,17 @@ impl SourceReading {
         }
     }
 
-    /// The place of the device that `other` is, among those no device was matched with yet.
+    /// Returns the position of the device that `other` is, among the devices that are not matched yet.
     ///
-    /// By UUID and place on the bus; by the source's number only where the two have neither in common.
-    fn place_of(&self, other: &DetectedDevice, taken: &[bool]) -> Option<usize> {
-        // Devices that were added just now are not looked at: two of one source are never the same.
-        let free = |place: &usize| taken.get(*place) == Some(&false);
-        let kin =
+    /// Devices match by UUID and PCI address; by index only where they have neither in common.
+    fn find_same_device(&self, other: &DetectedDevice, matched: &[bool]) -> Option<usize> {
+        // Devices added by this merge are skipped: two devices of one source are never the same.
+        let free = |place: &usize| matched.get(*place) == Some(&false);
+        let comparable =
             |mine: &&DetectedDevice| mine.vendor == other.vendor && mine.is_mig_instance() == other.is_mig_instance();
         let find = |same: &dyn Fn(&DetectedDevice) -> bool| {
-            (0..self.devices.len()).filter(free).find(|&place| Some(&self.devices[place]).filter(kin).is_some_and(same))
+            let mut positions = (0..self.devices.len()).filter(free);
+            positions.find(|&place| Some(&self.devices[place]).filter(comparable).is_some_and(same))
         };
         fn differ<T: PartialEq>(a: Option<T>, b: Option<T>) -> bool {
             matches!((a, b), (Some(a), Some(b)) if a != b)
@@ -131,27 +131,28 @@ impl SourceReading {
         let by_uuid = find(&|mine| other.uuid.is_some() && mine.uuid == other.uuid && agree(mine));
         let by_pci = || find(&|mine| other.pci.is_some() && mine.pci == other.pci && agree(mine));
         let by_index = || {
-            let nameless = |found: &DetectedDevice| found.uuid.is_none() && found.pci.is_none();
-            // All sources number NVIDIA's GPUs in one way, so that one may give the UUID and another the place.
+            let unidentified = |found: &DetectedDevice| found.uuid.is_none() && found.pci.is_none();
+            // All sources number NVIDIA GPUs alike, so one source may give the UUID and another the address.
             let completes = |mine: &DetectedDevice| {
                 let both_named =
                     mine.uuid.is_some() && other.uuid.is_some() || mine.pci.is_some() && other.pci.is_some();
                 other.vendor == Vendor::Nvidia && !other.is_mig_instance() && !both_named
             };
             let same = |mine: &DetectedDevice| other.index.is_some() && mine.index == other.index;
-            find(&|mine| same(mine) && (nameless(mine) || nameless(other) || completes(mine)))
+            find(&|mine| same(mine) && (unidentified(mine) || unidentified(other) || completes(mine)))
         };
         by_uuid.or_else(by_pci).or_else(by_index)
     }
 
-    /// What makes each device the same device tomorrow, in the order of the devices.
+    /// Returns the permanent identity of each device, in the order of the devices.
     ///
-    /// The vendor's UUID; where that is missing or several devices carry it (AMD partitions, the two dies of an MI250,
-    /// masked captures), the place on the bus and the partition. A device with neither is known by its number.
+    /// The identity is the vendor's UUID. Where it is missing or several devices share it (AMD partitions, the two dies
+    /// of an MI250, masked captures), it is the PCI address and the partition. A device with neither is identified by
+    /// its position.
     pub fn identities(&self) -> Vec<DeviceIdentity> {
-        let mut carriers: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut uuid_counts: BTreeMap<&str, usize> = BTreeMap::new();
         for uuid in self.devices.iter().filter_map(|device| device.uuid.as_deref()) {
-            *carriers.entry(uuid).or_default() += 1;
+            *uuid_counts.entry(uuid).or_default() += 1;
         }
         let mut places: BTreeMap<(_, Option<u16>), usize> = BTreeMap::new();
         for device in &self.devices {
@@ -160,13 +161,13 @@ impl SourceReading {
             }
         }
         let identity = |(place, device): (usize, &DetectedDevice)| match (&device.uuid, device.pci) {
-            (Some(uuid), _) if carriers.get(&**uuid) == Some(&1) && !uuid.starts_with(UNIDENTIFIED) => {
+            (Some(uuid), _) if uuid_counts.get(&**uuid) == Some(&1) && !uuid.starts_with(UNIDENTIFIED_PREFIX) => {
                 DeviceIdentity::Uuid(uuid.clone())
             }
             (_, Some(address)) if places.get(&(address, device.partition_number())) == Some(&1) => {
                 DeviceIdentity::Pci { address, partition: device.partition_number() }
             }
-            _ => DeviceIdentity::Uuid(format!("{UNIDENTIFIED}{place}").into()),
+            _ => DeviceIdentity::Uuid(format!("{UNIDENTIFIED_PREFIX}{place}").into()),
         };
         self.devices.iter().enumerate().map(identity).collect()
     }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_that_several_devices_carry_identifies_none_of_them() {
+    fn a_uuid_shared_by_several_devices_identifies_none() {
         let devices = vec![
             part(device(Some("card"), Some("0000:01:00.0")), 0),
             part(device(Some("card"), Some("0000:01:00.0")), 1),
@@ -207,19 +208,19 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_are_too_long_are_cut_wherever_they_stand() {
-        let long = "é".repeat(3 * limits::WORDS);
+    fn long_texts_of_all_fields_are_truncated() {
+        let long = "é".repeat(3 * limits::TEXT_CHARS);
         let mut found = device(Some(&long), None);
         found.health = Some(DeviceHealth::Unhealthy(long.as_str().into()));
         found.memory.host_used = Reported::Failed(long.clone().into());
         let process = DeviceProcess { name: Some(long.as_str().into()), ..DeviceProcess::default() };
         found.processes = Reported::Value(vec![process; limits::PROCESSES + 1]);
-        let mut snapshot = SourceReading::default();
-        snapshot.warn(long);
-        snapshot.push(found);
-        let cut = "é".repeat(limits::WORDS);
-        let found = &snapshot.devices[0];
-        assert_eq!((snapshot.warnings.as_slice(), found.uuid.as_deref()), ([cut.clone()].as_slice(), Some(&*cut)));
+        let mut reading = SourceReading::default();
+        reading.warn(long);
+        reading.push(found);
+        let cut = "é".repeat(limits::TEXT_CHARS);
+        let found = &reading.devices[0];
+        assert_eq!((reading.warnings.as_slice(), found.uuid.as_deref()), ([cut.clone()].as_slice(), Some(&*cut)));
         assert_eq!(found.health, Some(DeviceHealth::Unhealthy(cut.as_str().into())));
         assert_eq!(found.memory.host_used, Reported::Failed(cut.clone().into()));
         let processes = found.processes.value().unwrap();
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_sources_say_of_one_device_becomes_one() {
+    fn readings_of_one_device_by_two_sources_are_merged() {
         let mut one = SourceReading::default();
         one.push(device(Some("a"), Some("0000:01:00.0")));
         one.push(device(Some("b"), Some("0000:02:00.0")));
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_one_source_cannot_tell_apart_stay_two() {
+    fn equal_devices_of_one_source_are_not_merged() {
         let mut none = SourceReading::default();
         let alike = vec![device(Some("masked"), None), device(Some("masked"), None)];
         none.merge(SourceReading { devices: alike.clone(), ..SourceReading::default() });
@@ -252,13 +253,13 @@ mod tests {
     }
 
     #[test]
-    fn partitions_of_one_card_stay_apart_when_sources_are_merged() {
+    fn partitions_of_one_card_stay_separate_when_sources_are_merged() {
         let cards = || {
-            let mut snapshot = SourceReading::default();
+            let mut reading = SourceReading::default();
             for id in 0..4 {
-                snapshot.push(part(device(Some("card"), Some("0000:01:00.0")), id));
+                reading.push(part(device(Some("card"), Some("0000:01:00.0")), id));
             }
-            snapshot
+            reading
         };
         let mut one = cards();
         one.merge(cards());

@@ -1,4 +1,4 @@
-//! Running a vendor's tool that may hang in the driver: with a deadline, never twice at a time, never killed hard.
+//! Runs vendor tools that may hang in the driver: with a deadline, one run at a time, never killed hard.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -11,47 +11,47 @@ use std::time::{Duration, Instant};
 use crate::limits;
 use crate::source::SourceError;
 
-/// What a tool printed and how it ended.
+/// Output and exit code of a tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Output {
-    /// Its standard output, bounded, with what is no UTF-8 replaced.
+pub(crate) struct ToolOutput {
+    /// Standard output, bounded; invalid UTF-8 is replaced.
     pub stdout: String,
-    /// Its standard error, likewise.
+    /// Standard error, likewise.
     pub stderr: String,
-    /// Its exit code; `None` where a signal ended it.
+    /// Exit code; `None` after a signal.
     pub code: Option<i32>,
 }
 
-/// One tool. While a run of it has not ended, no other is started.
+/// A vendor's tool. While a run hangs, no other run starts.
 #[derive(Debug)]
-pub(crate) struct Tool {
+pub(crate) struct VendorTool {
     path: PathBuf,
     deadline: Duration,
-    hung: Option<Hung>,
+    hung: Option<HungRun>,
 }
 
 #[derive(Debug)]
-struct Hung {
+struct HungRun {
     child: Child,
     since: Instant,
 }
 
-impl Tool {
-    /// The tool at this path, or of this name on the `PATH`, that gets `deadline` for each run.
+impl VendorTool {
+    /// Creates the tool at `path`, or of this name on the `PATH`; each run gets `deadline`.
     pub(crate) fn new(path: impl Into<PathBuf>, deadline: Duration) -> Self {
         Self { path: path.into(), deadline, hung: None }
     }
 
-    /// Where it is.
+    /// Path or name of the tool.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Runs it, unless an earlier run still hangs.
+    /// Runs the tool, unless an earlier run still hangs.
     ///
-    /// A run past its deadline is asked to end (SIGTERM) and then left alone: a task stuck in the driver cannot be
-    /// killed, and a hard kill of a monitor has been seen to wedge the device.
-    pub(crate) fn run(&mut self, args: &[impl AsRef<OsStr>]) -> Result<Output, SourceError> {
+    /// A run past its deadline gets SIGTERM and is then left alone: a task stuck in the driver cannot be killed, and
+    /// killing a monitor hard has been seen to wedge the device.
+    pub(crate) fn run(&mut self, args: &[impl AsRef<OsStr>]) -> Result<ToolOutput, SourceError> {
         if let Some(hung) = &mut self.hung {
             if !matches!(hung.child.try_wait(), Ok(Some(_))) {
                 return Err(self.unresponsive());
@@ -66,26 +66,26 @@ impl Tool {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| self.not_started(&error))?;
-        let stdout = drained(child.stdout.take());
-        let stderr = drained(child.stderr.take());
+            .map_err(|error| self.start_error(&error))?;
+        let stdout = drain_pipe(child.stdout.take());
+        let stderr = drain_pipe(child.stderr.take());
         let text = |pipe: &Receiver<String>| pipe.recv_timeout(self.deadline.saturating_sub(started.elapsed()));
         let printed = text(&stdout).and_then(|stdout| Ok((stdout, text(&stderr)?)));
-        let ended = printed.and_then(|printed| Ok((printed, self.wait(&mut child, started)?)));
+        let ended = printed.and_then(|printed| Ok((printed, self.wait_for_exit(&mut child, started)?)));
         match ended {
-            Ok(((stdout, stderr), status)) => Ok(Output { stdout, stderr, code: status.code() }),
+            Ok(((stdout, stderr), status)) => Ok(ToolOutput { stdout, stderr, code: status.code() }),
             Err(_) => {
                 if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
                 }
-                self.hung = Some(Hung { child, since: started });
+                self.hung = Some(HungRun { child, since: started });
                 Err(self.unresponsive())
             }
         }
     }
 
-    /// Its pipes are closed, so it ends any moment; looked at often rather than waited for, because it may not.
-    fn wait(&self, child: &mut Child, started: Instant) -> Result<ExitStatus, RecvTimeoutError> {
+    /// Polls for the exit: the pipes are closed, so the tool usually exits at once, but it may hang.
+    fn wait_for_exit(&self, child: &mut Child, started: Instant) -> Result<ExitStatus, RecvTimeoutError> {
         loop {
             if let Ok(Some(status)) = child.try_wait() {
                 return Ok(status);
@@ -102,7 +102,7 @@ impl Tool {
         SourceError::Unresponsive { what: self.name(), after }
     }
 
-    fn not_started(&self, error: &io::Error) -> SourceError {
+    fn start_error(&self, error: &io::Error) -> SourceError {
         match error.kind() {
             io::ErrorKind::PermissionDenied => SourceError::NoPermission(format!("{}: {error}", self.name())),
             _ => SourceError::NotPresent { what: self.name(), why: error.to_string() },
@@ -114,33 +114,33 @@ impl Tool {
     }
 }
 
-/// Reads a pipe to its end on a thread of its own, which ends with the pipe.
-fn drained(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
-    on_thread("tool-output", move || {
+/// Reads a pipe to its end on a new thread.
+fn drain_pipe(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    run_on_thread("tool-output", move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
             let _ = (&mut pipe).take(limits::TEXT_BYTES as u64).read_to_end(&mut bytes);
-            // Beyond the bound the rest is thrown away, so that the tool does not block on a full pipe.
+            // The rest is discarded, so that the tool does not block on a full pipe.
             let _ = io::copy(&mut pipe, &mut io::sink());
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// Does something that may never end on a thread of its own. Without a thread the receiver is closed at once.
-pub(crate) fn on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    // Room for the one result: the thread ends without a receiver that takes it.
+/// Runs work that may never end on a new thread. If the thread cannot start, the receiver is closed.
+pub(crate) fn run_on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    // Capacity for the result lets the thread end although the result is never received.
     let (sender, receiver) = sync_channel(1);
     let _ = std::thread::Builder::new().name(name.into()).spawn(move || sender.send(work()));
     receiver
 }
 
-/// Makes a shell script that acts as a tool.
+/// Installs a shell script as a tool.
 #[cfg(test)]
 pub(crate) fn install_script(folder: &std::path::Path, script: &str) -> PathBuf {
     let (text, tool) = (folder.join("script"), folder.join("tool"));
     std::fs::write(&text, script).unwrap();
-    // Another process writes it: a file that a test of this process has open for writing cannot be run.
+    // A separate process writes the file: a file that this process has open for writing cannot be executed.
     let copy = Command::new("install").args(["-m", "755"]).arg(&text).arg(&tool).status();
     assert!(copy.unwrap().success());
     tool
@@ -150,20 +150,20 @@ pub(crate) fn install_script(folder: &std::path::Path, script: &str) -> PathBuf 
 mod tests {
     use super::*;
 
-    fn shell(deadline: Duration) -> Tool {
-        Tool::new("/bin/sh", deadline)
+    fn shell(deadline: Duration) -> VendorTool {
+        VendorTool::new("/bin/sh", deadline)
     }
 
     #[test]
-    fn a_tool_that_answers_is_heard() {
+    fn output_and_exit_code_of_a_tool_are_returned() {
         let output = shell(Duration::from_secs(60)).run(&["-c", "echo out; echo err >&2; exit 3"]).unwrap();
         assert_eq!((output.stdout.trim(), output.stderr.trim(), output.code), ("out", "err", Some(3)));
     }
 
     #[test]
-    fn a_tool_that_hangs_is_left_alone_and_not_started_twice() {
+    fn a_hanging_tool_is_left_alone_and_not_started_twice() {
         let mut tool = shell(Duration::from_millis(50));
-        // It ignores the request to end, as a task stuck in the driver does.
+        // The script ignores SIGTERM, as a task stuck in the driver does.
         let dir = std::env::temp_dir().join(format!("gpupool-tool-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let script = format!("echo x >> {0}/runs; trap '' TERM; while [ -d {0} ]; do :; done", dir.display());
@@ -171,15 +171,15 @@ mod tests {
         assert!(matches!(tool.run(&["-c", &script]), Err(SourceError::Unresponsive { .. })));
         assert!(std::fs::read_to_string(dir.join("runs")).unwrap_or_default().lines().count() <= 1);
         std::fs::remove_dir_all(&dir).unwrap();
-        // Once it has ended by itself, it may be asked again.
+        // After its exit the tool runs again.
         tool.hung.as_mut().unwrap().child.wait().unwrap();
         tool.deadline = Duration::from_secs(60);
         assert_eq!(tool.run(&["-c", "echo back"]).unwrap().stdout.trim(), "back");
     }
 
     #[test]
-    fn a_tool_that_is_not_there_is_said_to_be_missing() {
-        let missing = Tool::new("/no/such/tool", Duration::from_secs(1)).run(&["-L"]);
+    fn a_missing_tool_is_reported_as_not_present() {
+        let missing = VendorTool::new("/no/such/tool", Duration::from_secs(1)).run(&["-L"]);
         assert!(matches!(missing, Err(SourceError::NotPresent { .. })));
     }
 }

@@ -1,8 +1,8 @@
-//! Devices over many readings: which are there, which are gone, which came back, and how old each reading is.
+//! Tracks devices over many readings: which are present, gone or back, and how old each reading is.
 //!
-//! Pure: results and times in, changes out. A source that fails takes no device away; only a source that answers
-//! without a device does, and only if it says so twice, because drivers say "no devices" for a moment after a reset.
-//! While a driver is away, its devices are there and not to be trusted with new work.
+//! The tracker is pure: results and times in, changes out. A source that fails removes no device. A device is gone only
+//! after two successful readings without it, because drivers report "no devices" for a moment after a reset. While a
+//! driver is away, its devices stay but get no new work.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,84 +14,87 @@ use crate::reported::Reported;
 use crate::source::{SourceError, SourceKind};
 use crate::source_reading::{DetectedLink, SourceReading};
 
-/// A reading without a device that was there before counts as an answer of this many before the device is gone.
+/// Number of successive readings without a device before the device counts as gone.
 const MISSES_UNTIL_VANISHED: u32 = 2;
 
-/// A reading that was not renewed for this many refresh intervals is stale.
+/// Number of refresh intervals after which a reading is stale.
 const REFRESHES_UNTIL_STALE: u64 = 3;
 
-/// A device as it is tracked over many readings. Its parts are shared, so a clone costs little.
+/// A device tracked over many readings. Clones are cheap, because they share its parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrackedDevice {
-    /// Its small number.
+    /// Permanent number on this node.
     pub gpu_id: GpuId,
-    /// What makes it the same device tomorrow.
+    /// Permanent identity.
     pub identity: DeviceIdentity,
     /// Source of the last reading.
     pub source: SourceKind,
     /// Last reading.
     pub found: Arc<DetectedDevice>,
-    /// What it is. The same allocation as before while a reading changes nothing of it.
+    /// Facts of the device. The allocation stays the same while readings change nothing.
     pub facts: Arc<DeviceFacts>,
     /// Time of the last reading.
     pub read_at: PoolTime,
-    /// Whether it can be trusted with new work. A device that is gone is lost, one whose driver is away is unhealthy,
-    /// and one whose source tells nothing of health is healthy.
+    /// Health. A device that is gone is lost, a device whose driver is away is unhealthy, and a device without reported
+    /// health is healthy.
     pub health: DeviceHealth,
-    /// Whether its source still lists it.
+    /// Whether the source still lists the device.
     pub is_present: bool,
 }
 
 impl TrackedDevice {
-    /// Returns whether the last reading is too old to be passed off as fresh, where one is taken every `refresh`.
+    /// Whether the last reading is stale, where one is taken every `refresh`.
     pub fn is_stale(&self, now: PoolTime, refresh: Millis) -> bool {
         now > fresh_until(self.read_at, refresh)
     }
 }
 
-/// Returns until when a reading of `read_at` is fresh, where one is taken every `refresh`.
+/// Returns the time until which a reading of `read_at` is fresh, where one is taken every `refresh`.
 pub fn fresh_until(read_at: PoolTime, refresh: Millis) -> PoolTime {
     read_at.after(Millis(refresh.0.saturating_mul(REFRESHES_UNTIL_STALE)))
 }
 
-/// What a reading changed.
+/// Change caused by a reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TrackedChange {
-    /// A device that was never seen before.
+    /// A new device appeared.
     Appeared(GpuId),
-    /// A device is gone; it is known by its last identity and may come back.
+    /// A device is gone. Its identity is retained, because it may come back.
     Vanished(GpuId),
-    /// A device that was gone is back.
+    /// A device that was gone came back.
     Returned(GpuId),
-    /// A device reports another health than before. That its driver is away is told as [`Self::SourceFailed`].
+    /// The reported health of a device changed. A driver that is away is reported as [`Self::SourceFailed`].
     Health(GpuId, DeviceHealth),
-    /// A source that answered does not any more; its devices stay, and age.
+    /// A source started to fail; its devices stay, and their readings age.
     SourceFailed(SourceKind, SourceError),
-    /// A source that did not answer does again.
+    /// A source works again.
     SourceBack(SourceKind),
 }
 
-/// Keeps track of the devices of all sources of a node.
+/// Tracks the devices of all sources of a node.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceTracker {
     ids: GpuIdRegistry,
     without_mps: bool,
-    devices: BTreeMap<DeviceIdentity, Entry>,
-    troubles: BTreeMap<SourceKind, SourceError>,
+    devices: BTreeMap<DeviceIdentity, TrackerEntry>,
+    source_errors: BTreeMap<SourceKind, SourceError>,
     links: BTreeMap<SourceKind, Vec<DeviceLink>>,
-    /// Devices that were read since [`DeviceTracker::take_read`].
-    read: BTreeSet<GpuId>,
+    /// Devices read since the last [`DeviceTracker::take_sampled_gpus`].
+    sampled: BTreeSet<GpuId>,
 }
 
-/// A device and the number of readings in a row that left it out.
+/// Whole GPUs by PCI address.
+type GpusByPci = HashMap<PciAddress, DeviceIdentity>;
+
+/// A device and the number of successive readings without it.
 #[derive(Debug, Clone)]
-struct Entry {
+struct TrackerEntry {
     device: Arc<TrackedDevice>,
     misses: u32,
 }
 
-impl Entry {
-    /// Its health as far as its own source tells; gone is lost.
+impl TrackerEntry {
+    /// Returns the health reported by the source; a device that is gone is lost.
     fn reported_health(&self) -> DeviceHealth {
         if !self.device.is_present {
             return DeviceHealth::Lost;
@@ -101,19 +104,19 @@ impl Entry {
 }
 
 impl DeviceTracker {
-    /// Makes a tracker that goes on with the numbers given before.
+    /// Creates a tracker that continues with assigned numbers.
     pub fn new(ids: GpuIdRegistry) -> Self {
         Self { ids, ..Self::default() }
     }
 
-    /// Leaves MPS out of the facts of every device, for an agent that does not start the service it takes.
+    /// Removes MPS from the facts of every device, for an agent that does not start the MPS service.
     #[must_use]
     pub fn without_mps(mut self) -> Self {
         self.without_mps = true;
         self
     }
 
-    /// Takes in what a source answered at `at`, and returns what that changed.
+    /// Applies a result of a source, taken at `at`, and returns the changes.
     pub fn observe(
         &mut self,
         at: PoolTime,
@@ -121,80 +124,80 @@ impl DeviceTracker {
         result: Result<SourceReading, SourceError>,
     ) -> Vec<TrackedChange> {
         let changes = match result {
-            Ok(snapshot) => self.answered(at, source, snapshot),
-            Err(error) => self.failed(source, error),
+            Ok(reading) => self.observe_reading(at, source, reading),
+            Err(error) => self.observe_error(source, error),
         };
         self.judge_health(source);
         changes
     }
 
-    fn failed(&mut self, source: SourceKind, error: SourceError) -> Vec<TrackedChange> {
-        let before = self.troubles.insert(source, error.clone());
-        let same = before.is_some_and(|before| before.code() == error.code());
-        if same { Vec::new() } else { vec![TrackedChange::SourceFailed(source, error)] }
+    fn observe_error(&mut self, source: SourceKind, error: SourceError) -> Vec<TrackedChange> {
+        let before = self.source_errors.insert(source, error.clone());
+        let is_same = before.is_some_and(|before| before.code() == error.code());
+        if is_same { Vec::new() } else { vec![TrackedChange::SourceFailed(source, error)] }
     }
 
-    fn answered(&mut self, at: PoolTime, source: SourceKind, mut snapshot: SourceReading) -> Vec<TrackedChange> {
+    fn observe_reading(&mut self, at: PoolTime, source: SourceKind, mut reading: SourceReading) -> Vec<TrackedChange> {
         let mut changes = Vec::new();
-        if self.troubles.remove(&source).is_some() {
+        if self.source_errors.remove(&source).is_some() {
             changes.push(TrackedChange::SourceBack(source));
         }
-        spread_health(&mut snapshot.devices);
-        let identities = self.recognised(source, &snapshot);
+        spread_health(&mut reading.devices);
+        let identities = self.recognise_devices(source, &reading);
         let ids = self.ids.assign(&identities);
         let link =
             |link: &DetectedLink| Some(DeviceLink { a: *ids.get(link.a)?, b: *ids.get(link.b)?, kind: link.kind });
-        self.links.insert(source, snapshot.links.iter().filter_map(link).collect());
-        let mut missing: Vec<DeviceIdentity> = self.of_source(source).cloned().collect();
+        self.links.insert(source, reading.links.iter().filter_map(link).collect());
+        let mut missing: Vec<DeviceIdentity> = self.identities_of(source).cloned().collect();
         missing.retain(|identity| !identities.contains(identity));
-        let cards = self.cards(&identities, &snapshot.devices);
-        for ((identity, gpu_id), mut found) in identities.into_iter().zip(ids).zip(snapshot.devices) {
+        let gpus_by_pci = self.gpus_by_pci(&identities, &reading.devices);
+        for ((identity, gpu_id), mut found) in identities.into_iter().zip(ids).zip(reading.devices) {
             let before = self.devices.get(&identity).map(|entry| &entry.device);
             if let Some(before) = before {
-                keep_untold(&mut found, &before.found);
+                retain_missing_facts(&mut found, &before.found);
             }
-            let facts = self.facts(&identity, &found, &cards, before.map(|before| &before.facts));
+            let facts = self.facts(&identity, &found, &gpus_by_pci, before.map(|before| &before.facts));
             let health = found.health.clone().unwrap_or(DeviceHealth::Healthy);
             let found = Arc::new(found);
             let device =
                 TrackedDevice { gpu_id, identity, source, found, facts, read_at: at, health, is_present: true };
-            self.read.insert(gpu_id);
-            self.seen(device, &mut changes);
+            self.sampled.insert(gpu_id);
+            self.record_device(device, &mut changes);
         }
         for identity in missing {
-            self.missed(&identity, &mut changes);
+            self.record_miss(&identity, &mut changes);
         }
         changes
     }
 
-    /// The identity of each device: the one it had, for a device that was seen at this place before.
+    /// Returns the identity of each device: its earlier identity, if it was at this position before.
     ///
-    /// What identifies a device can change while the device does not: the line about a lost GPU only tells its place
-    /// on the bus, and a UUID that two dies share means one of them while the other is gone.
-    fn recognised(&self, source: SourceKind, snapshot: &SourceReading) -> Vec<DeviceIdentity> {
-        let mut identities = snapshot.identities();
-        for (place, device) in snapshot.devices.iter().enumerate() {
-            if device.pci.is_none() || self.devices.contains_key(&identities[place]) {
+    /// An identity can change although the device stays: the message about a lost GPU only has its PCI address, and a
+    /// UUID that two dies share identifies one of them while the other is gone.
+    fn recognise_devices(&self, source: SourceKind, reading: &SourceReading) -> Vec<DeviceIdentity> {
+        let mut identities = reading.identities();
+        for (position, device) in reading.devices.iter().enumerate() {
+            if device.pci.is_none() || self.devices.contains_key(&identities[position]) {
                 continue;
             }
             let was_here = |identity: &&DeviceIdentity| {
-                self.devices.get(identity).is_some_and(|known| same_place(&known.device.found, device))
+                self.devices.get(identity).is_some_and(|known| is_same_position(&known.device.found, device))
             };
-            let known = self.of_source(source).filter(was_here).find(|identity| !identities.contains(identity));
+            let known = self.identities_of(source).filter(was_here).find(|identity| !identities.contains(identity));
             if let Some(known) = known {
-                identities[place] = known.clone();
+                identities[position] = known.clone();
             }
         }
         identities
     }
 
-    fn of_source(&self, source: SourceKind) -> impl Iterator<Item = &DeviceIdentity> {
+    fn identities_of(&self, source: SourceKind) -> impl Iterator<Item = &DeviceIdentity> {
         self.devices.iter().filter(move |(_, entry)| entry.device.source == source).map(|(identity, _)| identity)
     }
 
-    /// The whole GPUs by their place on the bus, with those of this reading before those of earlier ones; none where
-    /// nothing in the reading is a part of one.
-    fn cards(&self, identities: &[DeviceIdentity], read: &[DetectedDevice]) -> HashMap<PciAddress, DeviceIdentity> {
+    /// Returns the whole GPUs by PCI address, preferring those of this reading; empty where the reading has no
+    /// partitions.
+    fn gpus_by_pci(&self, identities: &[DeviceIdentity], read: &[DetectedDevice]) -> GpusByPci {
         if read.iter().all(|found| found.partition.is_none()) {
             return HashMap::new();
         }
@@ -203,15 +206,15 @@ impl DeviceTracker {
         whole.filter_map(|(identity, found)| Some((found.pci?, identity.clone()))).collect()
     }
 
-    /// What a device is. How much memory it has does not change because one reading failed to tell.
+    /// Returns the facts of a device. A reading that failed to report memory does not change the memory.
     fn facts(
         &self,
         identity: &DeviceIdentity,
         found: &DetectedDevice,
-        cards: &HashMap<PciAddress, DeviceIdentity>,
+        gpus_by_pci: &GpusByPci,
         before: Option<&Arc<DeviceFacts>>,
     ) -> Arc<DeviceFacts> {
-        let card = found.pci.and_then(|pci| cards.get(&pci)).cloned();
+        let card = found.pci.and_then(|pci| gpus_by_pci.get(&pci)).cloned();
         let mut facts = found.facts(identity.clone(), card);
         facts.isolation.mps &= !self.without_mps;
         let Some(before) = before else { return Arc::new(facts) };
@@ -221,9 +224,9 @@ impl DeviceTracker {
         if **before == facts { before.clone() } else { Arc::new(facts) }
     }
 
-    fn seen(&mut self, device: TrackedDevice, changes: &mut Vec<TrackedChange>) {
+    fn record_device(&mut self, device: TrackedDevice, changes: &mut Vec<TrackedChange>) {
         let (gpu_id, identity) = (device.gpu_id, device.identity.clone());
-        let entry = Entry { device: Arc::new(device), misses: 0 };
+        let entry = TrackerEntry { device: Arc::new(device), misses: 0 };
         let health = entry.reported_health();
         let before = self.devices.insert(identity, entry);
         match &before {
@@ -236,7 +239,7 @@ impl DeviceTracker {
         }
     }
 
-    fn missed(&mut self, identity: &DeviceIdentity, changes: &mut Vec<TrackedChange>) {
+    fn record_miss(&mut self, identity: &DeviceIdentity, changes: &mut Vec<TrackedChange>) {
         let Some(entry) = self.devices.get_mut(identity) else { return };
         entry.misses = entry.misses.saturating_add(1);
         if entry.device.is_present && entry.misses >= MISSES_UNTIL_VANISHED {
@@ -245,9 +248,9 @@ impl DeviceTracker {
         }
     }
 
-    /// Judges the devices of a source by what they report and by whether their driver is there.
+    /// Judges the devices of a source by their reported health and by whether their driver is away.
     fn judge_health(&mut self, source: SourceKind) {
-        let driver_away = self.troubles.get(&source).and_then(SourceError::driver_away);
+        let driver_away = self.source_errors.get(&source).and_then(SourceError::driver_away);
         for entry in self.devices.values_mut().filter(|entry| entry.device.source == source) {
             let health = match (entry.reported_health(), &driver_away) {
                 (DeviceHealth::Healthy, Some(reason)) => DeviceHealth::Unhealthy(reason.clone()),
@@ -259,36 +262,36 @@ impl DeviceTracker {
         }
     }
 
-    /// Returns every device ever seen, by number.
+    /// Returns all devices ever seen, by number.
     pub fn devices(&self) -> Vec<Arc<TrackedDevice>> {
         let mut all: Vec<_> = self.devices.values().map(|entry| entry.device.clone()).collect();
         all.sort_by_key(|device| device.gpu_id);
         all
     }
 
-    /// Returns the numbers of the devices that were read since the last call.
+    /// Returns the devices read since the last call.
     pub fn take_sampled_gpus(&mut self) -> BTreeSet<GpuId> {
-        std::mem::take(&mut self.read)
+        std::mem::take(&mut self.sampled)
     }
 
-    /// Returns the links between devices, as last read.
+    /// Returns the links between devices of the last readings.
     pub fn links(&self) -> impl Iterator<Item = &DeviceLink> {
         self.links.values().flatten()
     }
 
-    /// Returns the sources that do not answer, and why.
+    /// Returns the failing sources and their errors.
     pub fn source_errors(&self) -> &BTreeMap<SourceKind, SourceError> {
-        &self.troubles
+        &self.source_errors
     }
 
-    /// Returns the numbers given so far, to be kept.
+    /// Returns the assigned numbers, to be stored.
     pub fn ids(&self) -> &GpuIdRegistry {
         &self.ids
     }
 }
 
-/// Keeps from before what a lost or sleeping device does not tell any more.
-fn keep_untold(found: &mut DetectedDevice, before: &DetectedDevice) {
+/// Retains facts that a lost or sleeping device no longer reports.
+fn retain_missing_facts(found: &mut DetectedDevice, before: &DetectedDevice) {
     if found.health != Some(DeviceHealth::Lost) && !found.asleep {
         return;
     }
@@ -299,8 +302,7 @@ fn keep_untold(found: &mut DetectedDevice, before: &DetectedDevice) {
     }
 }
 
-/// What is wrong with a GPU is wrong with every part of it: instances and partitions take the health of what they are
-/// cut from, and of each other where it is lost.
+/// Applies the health of a GPU to all of its instances and partitions.
 fn spread_health(devices: &mut [DetectedDevice]) {
     let mut by_card: BTreeMap<_, Option<DeviceHealth>> = BTreeMap::new();
     for device in devices.iter().filter(|device| device.partition.is_none()) {
@@ -315,15 +317,15 @@ fn spread_health(devices: &mut [DetectedDevice]) {
     }
 }
 
-/// Whether two findings are of one device by place on the bus and partition, and no UUID speaks against it.
-fn same_place(one: &DetectedDevice, other: &DetectedDevice) -> bool {
+/// Whether two readings are of one device by PCI address and partition, and their UUIDs do not differ.
+fn is_same_position(one: &DetectedDevice, other: &DetectedDevice) -> bool {
     let uuids_agree = one.uuid.is_none() || other.uuid.is_none() || one.uuid == other.uuid;
     one.pci == other.pci && one.partition_number() == other.partition_number() && uuids_agree
 }
 
-// Small numbers for devices, which stay the same after a restart.
+// Permanent numbers of devices.
 
-/// Which number each identity has. Numbers once given are never given to another device.
+/// The number of each identity. A number is never given to another device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuIdRegistry {
     known: BTreeMap<DeviceIdentity, GpuId>,
@@ -331,15 +333,14 @@ pub struct GpuIdRegistry {
 }
 
 impl GpuIdRegistry {
-    /// The numbers kept from before.
+    /// Restores stored numbers.
     pub fn restore(known: impl IntoIterator<Item = (DeviceIdentity, GpuId)>) -> Self {
         let known: BTreeMap<_, _> = known.into_iter().collect();
         let used = known.values().copied().collect();
         Self { known, used }
     }
 
-    /// The numbers of these devices, in their order: the old one for a device seen before, else the smallest that was
-    /// never used.
+    /// Returns the numbers of devices: the earlier number of a known device, or else the smallest number never used.
     pub(crate) fn assign(&mut self, identities: &[DeviceIdentity]) -> Vec<GpuId> {
         let number = |identity: &DeviceIdentity| {
             *self.known.entry(identity.clone()).or_insert_with(|| {
@@ -351,7 +352,7 @@ impl GpuIdRegistry {
         identities.iter().map(number).collect()
     }
 
-    /// Every identity with its number, to be kept.
+    /// Returns every identity with its number, to be stored.
     pub fn iter(&self) -> impl Iterator<Item = (&DeviceIdentity, GpuId)> {
         self.known.iter().map(|(identity, &id)| (identity, id))
     }
@@ -379,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_what_it_was_while_readings_fail_to_tell_it() {
+    fn memory_facts_stay_while_reading_memory_fails() {
         let mut tracker = DeviceTracker::default();
         tracker.observe(PoolTime(0), SOURCE, reading([gpu("a")]));
         let before = tracker.devices()[0].facts.clone();
@@ -395,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_of_the_gpu_at_its_place_also_where_it_is_listed_first() {
+    fn a_partition_belongs_to_the_gpu_at_its_address_even_if_listed_first() {
         let at = crate::address::parse_pci_address("0000:01:00.0");
         let card = DetectedDevice { pci: at, ..gpu("card") };
         let part =
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn mps_is_promised_unless_it_is_left_out() {
+    fn mps_is_offered_unless_disabled() {
         let offers_mps = |mut tracker: DeviceTracker| {
             tracker.observe(PoolTime(0), SOURCE, reading([gpu("a")]));
             tracker.devices()[0].facts.isolation.mps
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_not_trusted_while_its_driver_is_away_and_what_it_reports_itself_is_kept() {
+    fn a_device_is_unhealthy_while_its_driver_is_away_and_keeps_its_own_fault() {
         let sick = DeviceHealth::Unhealthy("Xid 48".into());
         let answer = || reading([gpu("a"), DetectedDevice { health: Some(sick.clone()), ..gpu("b") }]);
         let mut tracker = DeviceTracker::default();
@@ -443,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_were_read_are_told_once() {
+    fn sampled_devices_are_returned_once() {
         let mut tracker = DeviceTracker::default();
         tracker.observe(PoolTime(0), SOURCE, reading([gpu("a"), gpu("b")]));
         tracker.observe(PoolTime(1), SOURCE, reading([gpu("b")]));
@@ -459,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_keeps_its_number_whatever_the_order_and_whoever_left() {
+    fn a_device_keeps_its_number_in_any_order() {
         let mut ids = GpuIdRegistry::default();
         assert_eq!(ids.assign(&[named("a"), named("b"), named("c")]), [GpuId(0), GpuId(1), GpuId(2)]);
         let mut ids = GpuIdRegistry::restore(ids.iter().map(|(identity, id)| (identity.clone(), id)));
@@ -468,7 +469,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_two_devices_share_a_number_and_none_changes_it(rounds in prop::collection::vec(prop::collection::vec(0u8..12, 0..8), 1..8)) {
+        fn device_numbers_are_unique_and_permanent(rounds in prop::collection::vec(prop::collection::vec(0u8..12, 0..8), 1..8)) {
             let mut ids = GpuIdRegistry::default();
             let mut seen: BTreeMap<u8, GpuId> = BTreeMap::new();
             for round in rounds {

@@ -1,5 +1,5 @@
-//! What dispatching costs, next to doing the same by hand. Prints one line of numbers; `benches/run-dispatch` makes a table
-//! of them.
+//! Cost of dispatching, compared to a hand-written equivalent. Prints one line of numbers, which `benches/run-dispatch`
+//! formats as a table.
 
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
@@ -15,7 +15,7 @@ use gpupool_dispatch::{Dispatcher, RunEvent, RunPlan, TaskId, TaskOutcome, Worke
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Gives back what it was given, or, told so, only how much that was.
+/// Returns its payload, or only the payload's length.
 struct Echo {
     counts: bool,
 }
@@ -35,8 +35,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<u32>().ok()).unwrap_or(1);
     let done = match arguments.first().map(String::as_str) {
-        Some("worker") => stay_on(arguments.get(1)).and_then(|()| Ok(serve_tasks::<Echo>()?)),
-        Some("bare-worker") => stay_on(arguments.get(1)).and_then(|()| bare_worker()),
+        Some("worker") => pin_to_processor(arguments.get(1)).and_then(|()| Ok(serve_tasks::<Echo>()?)),
+        Some("bare-worker") => pin_to_processor(arguments.get(1)).and_then(|()| run_bare_worker()),
         Some("tasks") => tasks(number(1), number(2), number(3), arguments.get(4).is_some_and(|back| back == "back")),
         Some("round-trips") => round_trips(number(1), arguments.get(2), arguments.get(3)),
         Some("commands") => commands(number(1), number(2)),
@@ -60,9 +60,9 @@ fn echo_plan(workers: u32, counts: bool) -> RunPlan {
     plan
 }
 
-/// A dispatcher whose workers are all set up.
+/// Starts a dispatcher and waits until all workers are set up.
 fn ready(plan: RunPlan) -> Result<Dispatcher, Failure> {
-    let workers = plan.places.len();
+    let workers = plan.slots.len();
     let mut dispatcher = Dispatcher::start(plan)?;
     for _ in 0..workers {
         match dispatcher.next_event() {
@@ -73,7 +73,7 @@ fn ready(plan: RunPlan) -> Result<Dispatcher, Failure> {
     Ok(dispatcher)
 }
 
-/// So many tasks of so many bytes: tasks a second, and GB a second of payload, each way.
+/// Runs so many tasks of so many bytes: prints tasks per second and GB per second of payload, each way.
 fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure> {
     let mut plan = echo_plan(workers, !back);
     if bytes >= 1 << 20 {
@@ -81,26 +81,26 @@ fn tasks(count: u32, workers: u32, bytes: u32, back: bool) -> Result<(), Failure
     }
     let dispatcher = ready(plan)?;
     let payload = Bytes::from(vec![7; bytes as usize]);
-    let began = Instant::now();
+    let started = Instant::now();
     let mut done = 0_u32;
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(payload.clone()));
-    let mut ended = began;
+    let mut ended = started;
     dispatcher.run(source, |event| {
-        if let RunEvent::TaskEnded(over) = event {
-            done += u32::from(matches!(over.outcome, TaskOutcome::Done(_)));
-            ended = over.finished;
+        if let RunEvent::TaskEnded(end) = event {
+            done += u32::from(matches!(end.outcome, TaskOutcome::Done(_)));
+            ended = end.finished;
         }
     })?;
     if done != count {
         return Err(format!("{done} of {count} were done").into());
     }
-    let seconds = (ended - began).as_secs_f64();
+    let seconds = (ended - started).as_secs_f64();
     println!("{:.0} {:.3}", f64::from(count) / seconds, f64::from(count) * f64::from(bytes) / seconds / 1e9);
     Ok(())
 }
 
-/// One task after the other, and bytes to a process and back by hand: medians in µs. We on one processor and the other
-/// process on another or the same, because where a system puts them makes more difference than what they do.
+/// Runs tasks one after the other, and bytes to a plain process and back: prints medians in µs. Both sides are pinned,
+/// because the choice of processors makes more difference than the work.
 fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>) -> Result<(), Failure> {
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new("/proc/self/exe")
@@ -111,26 +111,26 @@ fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>)
     let mut plan = echo_plan(1, false);
     plan.program = plan.program.args(theirs_on);
     let mut dispatcher = ready(plan)?;
-    stay_on(ours_on)?;
+    pin_to_processor(ours_on)?;
     let (mut bare, mut dispatched) = (Vec::new(), Vec::new());
     let mut socket = &ours;
     let mut buffer = [0; 32];
-    // By turns, so that both meet the same machine.
+    // Alternating, so that both meet the same conditions.
     for _ in 0..count / 100 {
         for _ in 0..100 {
-            let began = Instant::now();
+            let started = Instant::now();
             socket.write_all(&[7; 32])?;
             socket.read_exact(&mut buffer)?;
-            bare.push(began.elapsed());
+            bare.push(started.elapsed());
         }
         for _ in 0..100 {
-            let began = Instant::now();
+            let started = Instant::now();
             dispatcher.submit(Bytes::from_static(&[7; 32]))?;
             match dispatcher.next_event() {
                 Some(RunEvent::TaskEnded(_)) => {}
                 other => return Err(format!("instead of a result: {other:?}").into()),
             }
-            dispatched.push(began.elapsed());
+            dispatched.push(started.elapsed());
         }
     }
     dispatcher.finish()?;
@@ -140,15 +140,15 @@ fn round_trips(count: u32, ours_on: Option<&String>, theirs_on: Option<&String>)
     Ok(())
 }
 
-/// Keeps this thread on a processor, where one is named.
-fn stay_on(processor: Option<&String>) -> Result<(), Failure> {
+/// Pins this thread to a processor, if one is given.
+fn pin_to_processor(processor: Option<&String>) -> Result<(), Failure> {
     let Some(processor) = processor else { return Ok(()) };
     let mut only = rustix::thread::CpuSet::new();
     only.set(processor.parse()?);
     Ok(rustix::thread::sched_setaffinity(None, &only)?)
 }
 
-fn bare_worker() -> Result<(), Failure> {
+fn run_bare_worker() -> Result<(), Failure> {
     let mut socket = UnixStream::from(rustix::io::dup(rustix::stdio::stdin())?);
     let mut buffer = [0; 32];
     while socket.read_exact(&mut buffer).is_ok() {
@@ -162,35 +162,35 @@ fn median(times: &mut [Duration]) -> f64 {
     times.get(times.len() / 2).map_or(0.0, |time| time.as_secs_f64() * 1e6)
 }
 
-/// `true`, so often: commands a second.
+/// Runs `true` repeatedly: prints commands per second.
 fn commands(count: u32, workers: u32) -> Result<(), Failure> {
     let mut plan = RunPlan::new(WorkerProgram::commands()).workers(workers);
     plan.output = WorkerOutputPolicy::Reported;
     let dispatcher = ready(plan)?;
     let line = CommandLine::direct(["true"]).to_payload();
-    let began = Instant::now();
-    let mut ended = began;
+    let started = Instant::now();
+    let mut ended = started;
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
     let stats = dispatcher.run(source, |event| {
-        if let RunEvent::TaskEnded(over) = event {
-            ended = over.finished;
+        if let RunEvent::TaskEnded(end) = event {
+            ended = end.finished;
         }
     })?;
     if stats.completed != u64::from(count) {
         return Err(format!("{stats:?}").into());
     }
-    println!("{:.0}", f64::from(count) / (ended - began).as_secs_f64());
+    println!("{:.0}", f64::from(count) / (ended - started).as_secs_f64());
     Ok(())
 }
 
-/// The same by hand: `posix_spawn` and `waitpid` in so many threads.
+/// Does the same by hand: `posix_spawn` and `waitpid` in so many threads.
 fn spawns(count: u32, threads: u32) -> Result<(), Failure> {
-    let began = Instant::now();
+    let started = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 for _ in 0..count / threads {
-                    // It uses posix_spawn where nothing speaks against it.
+                    // The standard library uses posix_spawn where it can.
                     let spawned = Command::new("true").stdin(Stdio::null()).spawn();
                     if let Ok(mut child) = spawned {
                         let _ = child.wait();
@@ -199,11 +199,11 @@ fn spawns(count: u32, threads: u32) -> Result<(), Failure> {
             });
         }
     });
-    println!("{:.0}", f64::from(count / threads * threads) / began.elapsed().as_secs_f64());
+    println!("{:.0}", f64::from(count / threads * threads) / started.elapsed().as_secs_f64());
     Ok(())
 }
 
-/// A source of so many tasks: the greatest memory of this process, in MiB.
+/// Runs a long source of tasks: prints the peak memory of this process in MiB.
 fn memory(count: u32) -> Result<(), Failure> {
     let dispatcher = ready(echo_plan(2, false))?;
     let source = (0..count).map(|n| Ok::<Bytes, Infallible>(n.to_string().into()));
@@ -215,8 +215,8 @@ fn memory(count: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tasks that take too long, each in a command that does not mind the interrupt: how late their end is told, in ms: median
-/// and worst.
+/// Runs tasks past their time limit, each in a command that ignores the interrupt: prints the delay of their ends in
+/// ms, median and worst.
 fn timeouts(count: u32) -> Result<(), Failure> {
     let limit = Duration::from_millis(100);
     let mut plan = RunPlan::new(WorkerProgram::commands()).workers(2);
@@ -227,10 +227,10 @@ fn timeouts(count: u32) -> Result<(), Failure> {
     let source = (0..count).map(|_| Ok::<Bytes, Infallible>(line.clone()));
     let mut late = Vec::new();
     dispatcher.run(source, |event| {
-        if let RunEvent::TaskEnded(over) = event
-            && let Some(started) = over.started
+        if let RunEvent::TaskEnded(end) = event
+            && let Some(started) = end.started
         {
-            late.push((over.finished - started).saturating_sub(limit));
+            late.push((end.finished - started).saturating_sub(limit));
         }
     })?;
     let median = median(&mut late) / 1e3;

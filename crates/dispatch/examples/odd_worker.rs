@@ -1,5 +1,5 @@
-//! A worker that does what its tasks say, however odd: `echo TEXT`, `sleep MILLISECONDS`, `fail TEXT`, `exit CODE`, `kill`,
-//! and more below. Also the keeper and runner for programs that cannot be their own, such as tests.
+//! A worker that obeys its tasks, however odd: `echo TEXT`, `sleep MILLISECONDS`, `fail TEXT`, `exit CODE`, `kill`, and
+//! more below. Also the keeper and runner for programs that cannot be their own, such as tests.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -10,17 +10,17 @@ use bytes::Bytes;
 use gpupool_dispatch::TaskId;
 use gpupool_dispatch::worker::{TaskWorker, WorkerHello, serve_tasks};
 
-struct Odd {
+struct OddWorker {
     hello: WorkerHello,
 }
 
-impl TaskWorker for Odd {
+impl TaskWorker for OddWorker {
     fn set_up(hello: &WorkerHello) -> Result<Self, String> {
-        let told = |name: &str| hello.settings[name].as_str().map(str::to_owned);
-        if let Some(text) = told("write") {
+        let setting = |name: &str| hello.settings[name].as_str().map(str::to_owned);
+        if let Some(text) = setting("write") {
             eprintln!("{text}");
         }
-        match (told("setup").as_deref(), hello.worker_id) {
+        match (setting("setup").as_deref(), hello.worker_id) {
             (Some("fail"), _) => Err("the model is not there".into()),
             (Some("exit"), _) => std::process::exit(7),
             (Some("hang"), _) => loop {
@@ -33,9 +33,9 @@ impl TaskWorker for Odd {
 
     fn process(&mut self, task: TaskId, payload: Bytes) -> Result<Bytes, String> {
         let text = String::from_utf8_lossy(&payload).into_owned();
-        let (what, rest) = text.split_once(' ').unwrap_or((&text, ""));
+        let (command, rest) = text.split_once(' ').unwrap_or((&text, ""));
         let number = || rest.parse::<u64>().unwrap_or(0);
-        match what {
+        match command {
             "echo" => Ok(payload.slice(payload.len().min(5)..)),
             "task" => Ok(task.to_string().into()),
             "worker" => Ok(self.hello.worker_id.to_string().into()),
@@ -45,7 +45,7 @@ impl TaskWorker for Odd {
                 eprintln!("{rest}");
                 Ok(Bytes::new())
             }
-            // So many bytes, slowly enough that others do much meanwhile.
+            // Slow enough that other workers do much meanwhile.
             "chatter" => {
                 let mut left = number();
                 while left > 0 {
@@ -90,7 +90,7 @@ impl TaskWorker for Odd {
                 }
                 Ok(Bytes::new())
             }
-            // Processes that nobody waits for: one child, one that left the session and its parent.
+            // Orphaned processes: one child, and one that left the session and its parent.
             "spawn" => {
                 let script = "sleep 1000 & setsid sh -c 'sleep 1000 & :' & :";
                 Command::new("sh").args(["-c", script]).status().map_err(|error| error.to_string())?;
@@ -101,24 +101,24 @@ impl TaskWorker for Odd {
                     (0..number()).filter_map(|_| Command::new("sleep").arg("1000").spawn().ok()).collect();
                 Ok(children.len().to_string().into())
             }
-            "garbage" => to_socket(b"\xff\xff\xff\xff this is no frame"),
+            "garbage" => write_to_socket(b"\xff\xff\xff\xff this is no frame"),
             "partial" => {
-                to_socket(&[200, 0, 0, 0, 68, 1])?;
+                write_to_socket(&[200, 0, 0, 0, 68, 1])?;
                 std::process::exit(0)
             }
             "lie" => {
-                // Done, about a task that is not there.
+                // A result of an unknown task.
                 let mut frame = vec![9, 0, 0, 0, 68];
                 frame.extend_from_slice(&u64::MAX.to_le_bytes());
-                to_socket(&frame)
+                write_to_socket(&frame)
             }
-            // Says without end that it has begun.
+            // Repeats the started message without end.
             "flood" => {
                 let mut frame = vec![9, 0, 0, 0, 67];
                 frame.extend_from_slice(&task.0.to_le_bytes());
                 let frames = frame.repeat(10_000);
                 loop {
-                    to_socket(&frames)?;
+                    write_to_socket(&frames)?;
                 }
             }
             "close" => {
@@ -127,7 +127,7 @@ impl TaskWorker for Odd {
                     std::thread::sleep(Duration::from_secs(600));
                 }
             }
-            other => Err(format!("{other} is nothing it can do")),
+            other => Err(format!("unknown task {other}")),
         }
     }
 
@@ -142,8 +142,8 @@ impl TaskWorker for Odd {
     }
 }
 
-/// The numbers of all sockets this process has open.
-fn sockets() -> Vec<i32> {
+/// Returns all sockets of this process.
+fn open_sockets() -> Vec<i32> {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let is_socket = |path: &std::path::Path| {
         std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("socket:"))
@@ -156,38 +156,38 @@ fn sockets() -> Vec<i32> {
 }
 
 #[allow(unsafe_code, reason = "a descriptor that is open as long as the process")]
-fn to_socket(bytes: &[u8]) -> Result<Bytes, String> {
-    let socket = *sockets().first().ok_or("there is no socket")?;
-    // SAFETY: it was open a moment ago, and nothing closes it meanwhile.
+fn write_to_socket(bytes: &[u8]) -> Result<Bytes, String> {
+    let socket = *open_sockets().first().ok_or("there is no socket")?;
+    // SAFETY: the descriptor was open a moment ago, and nothing closes it meanwhile.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     let copy = socket.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
     std::fs::File::from(copy).write_all(bytes).map_err(|error| error.to_string())?;
     Ok(Bytes::new())
 }
 
-#[allow(unsafe_code, reason = "descriptors that belong to nobody who would mind")]
+#[allow(unsafe_code, reason = "descriptors that are not used any more")]
 fn close_socket() {
-    for socket in sockets() {
-        // SAFETY: whoever owns it never uses it again: this process does nothing from here on.
+    for socket in open_sockets() {
+        // SAFETY: the owner never uses it again: this process does nothing from here on.
         unsafe { libc::close(socket) };
     }
 }
 
 #[allow(unsafe_code, reason = "a signal to ourselves")]
 fn signal_ourselves(signal: i32) {
-    // SAFETY: it takes numbers only.
+    // SAFETY: takes numbers only.
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
 #[allow(unsafe_code, reason = "a signal's disposition")]
 fn ignore_interrupts() {
-    // SAFETY: ignoring needs no handler.
+    // SAFETY: ignoring a signal needs no handler.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
 }
 
 fn main() {
     gpupool_dispatch::run_helper_if_requested();
-    if let Err(error) = serve_tasks::<Odd>() {
+    if let Err(error) = serve_tasks::<OddWorker>() {
         eprintln!("odd_worker: {error}");
         std::process::exit(1);
     }

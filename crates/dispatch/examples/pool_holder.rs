@@ -1,4 +1,5 @@
-//! Holds two workers of a resource pool, with children that hide, tells their pids, a line each, and waits to be killed.
+//! Holds two workers of a resource pool with hidden children, prints their pids on one line each, and waits to be
+//! killed.
 //!
 //! ```text
 //! pool_holder WORKER AUDIT_TRAIL
@@ -11,10 +12,10 @@ use gpupool_dispatch::resource_pool::{ResourcePool, ResourcePoolConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     gpupool_dispatch::run_helper_if_requested();
-    tokio::runtime::Builder::new_current_thread().build()?.block_on(hold())
+    tokio::runtime::Builder::new_current_thread().build()?.block_on(hold_workers())
 }
 
-async fn hold() -> Result<(), Box<dyn std::error::Error>> {
+async fn hold_workers() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args_os().skip(1);
     let worker = arguments.next().ok_or("which worker?")?;
     let mut config = ResourcePoolConfig::new(WorkerProgram::native(worker), 2, Duration::from_secs(600));

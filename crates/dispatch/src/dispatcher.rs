@@ -1,8 +1,8 @@
-//! A run from the outside: tasks in, events out.
+//! A run as its caller sees it: submits tasks and receives events.
 //!
-//! Whoever waits for events drives the engine, in its own thread: a task's way to a worker and back costs no more than that.
-//! While that thread is away, in a callback or reading the source, another one (the relief) drives: workers get their tasks
-//! and time limits hold whatever a callback does. The relief ends when the dispatcher is dropped.
+//! The thread that waits for events also drives the engine, so a task's way to a worker and back costs no thread
+//! switch. While that thread is busy in a callback or with the source, a backup thread drives the engine: workers still
+//! get tasks and time limits still hold. The backup thread ends when the dispatcher is dropped.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::sync_channel;
@@ -14,74 +14,76 @@ use bytes::Bytes;
 use gpupool_confine::bounds::BoundExceeded;
 use gpupool_confine::lock;
 
-use crate::engine::{Driver, Engine, Feed, Message, Post};
+use crate::driver_handoff::DriverHandoff;
+use crate::engine::{DriverGoal, Engine, EngineMailbox, EngineMessage, TaskQueue};
 use crate::event::{DispatchError, RunError, RunEvent, SubmitError, TaskEnd};
-use crate::limits::{DROP_PATIENCE, STATS_PATIENCE};
+use crate::limits::{DROP_TIMEOUT, STATS_TIMEOUT};
 use crate::plan::{RunPlan, WorkerSlot};
-use crate::process::untaken_by_threads_of;
-use crate::shift::Shift;
+use crate::process::spawn_without_signals;
 use crate::{RunStats, TaskId, WorkerId};
 
-/// A run. Dropping it ends it: what is not over is cancelled, and no process is left.
+/// A run. Dropping it cancels unfinished tasks and ends every worker process.
 #[derive(Debug)]
 pub struct Dispatcher {
-    shared: Arc<Shared>,
+    context: Arc<RunContext>,
     events: VecDeque<RunEvent>,
-    relief: Option<JoinHandle<()>>,
+    backup_driver: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RunContext {
     engine: Mutex<Engine>,
-    feed: Arc<Feed>,
-    post: Arc<Post>,
-    shift: Shift,
+    task_queue: Arc<TaskQueue>,
+    mailbox: Arc<EngineMailbox>,
+    handoff: DriverHandoff,
 }
 
 impl Dispatcher {
-    /// Starts the workers of the plan. Tasks may be put at once; they wait for the first worker that is set up.
+    /// Starts the workers of the plan. Tasks may be submitted at once; they wait for the first worker that is set up.
     pub fn start(plan: RunPlan) -> Result<Self, DispatchError> {
         plan.check()?;
-        untaken_by_threads_of(|| Self::with_threads(plan))
+        spawn_without_signals(|| Self::start_threads(plan))
     }
 
-    fn with_threads(plan: RunPlan) -> Result<Self, DispatchError> {
-        let post = Arc::new(Post::new()?);
-        let feed = Arc::new(Feed::new(plan.program.speaks, plan.rules.queue_size));
-        let engine = Mutex::new(Engine::new(plan, Arc::clone(&feed), Arc::clone(&post))?);
-        let shared = Arc::new(Shared { engine, feed, post, shift: Shift::default() });
-        let for_relief = Arc::clone(&shared);
+    fn start_threads(plan: RunPlan) -> Result<Self, DispatchError> {
+        let mailbox = Arc::new(EngineMailbox::new()?);
+        let task_queue = Arc::new(TaskQueue::new(plan.program.protocol, plan.rules.queue_size));
+        let engine = Mutex::new(Engine::new(plan, Arc::clone(&task_queue), Arc::clone(&mailbox))?);
+        let context = Arc::new(RunContext { engine, task_queue, mailbox, handoff: DriverHandoff::default() });
+        let backup_context = Arc::clone(&context);
         // Joined when the dispatcher is dropped.
-        let relief = std::thread::Builder::new().name("gpupool-relief".into()).spawn(move || for_relief.relieve())?;
-        Ok(Self { shared, events: VecDeque::new(), relief: Some(relief) })
+        let backup_driver = std::thread::Builder::new()
+            .name("gpupool-backup".into())
+            .spawn(move || backup_context.run_backup_driver())?;
+        Ok(Self { context, events: VecDeque::new(), backup_driver: Some(backup_driver) })
     }
 
-    /// What other threads need to feed it, to end it, or to know how it stands.
+    /// Returns a handle with which other threads submit tasks, end the run or read its statistics.
     pub fn handle(&self) -> RunHandle {
-        RunHandle { shared: Arc::clone(&self.shared) }
+        RunHandle { context: Arc::clone(&self.context) }
     }
 
-    /// Puts a task; refused where the queue is full.
+    /// Submits a task. Fails if the queue is full.
     pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        self.shared.try_push(payload)
+        self.context.try_push(payload)
     }
 
-    /// How many tasks can be put now.
+    /// Returns the number of tasks that can be submitted now.
     pub fn queue_room(&self) -> usize {
-        self.shared.feed.room()
+        self.context.task_queue.room()
     }
 
-    /// Whether the next thing has happened already: what was collected from earlier ones can wait for it.
+    /// Whether an event is available already, so that work on earlier events can wait.
     pub fn has_event(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// No more tasks come.
+    /// Ends the input: no more tasks follow.
     pub fn close(&self) {
-        self.shared.close();
+        self.context.close();
     }
 
-    /// The next thing that happens; `None` when every task is over and every worker gone. Waits for it.
+    /// Waits for the next event. Returns `None` when every task has ended and every worker has exited.
     pub fn next_event(&mut self) -> Option<RunEvent> {
         if self.events.is_empty() {
             self.drive(false);
@@ -89,256 +91,257 @@ impl Dispatcher {
         self.events.pop_front()
     }
 
-    /// The next thing that happens, if it happens soon; `None` as well when this thread is interrupted by a signal, or when all
-    /// is over ([`Dispatcher::is_finished`]). For callers that have to look after their signals.
+    /// Waits up to `patience` for the next event, for callers that handle signals themselves. Returns `None` on
+    /// timeout, when a signal interrupts this thread, or when the run has ended ([`Dispatcher::is_finished`]).
     pub fn next_event_timeout(&mut self, patience: Duration) -> Option<RunEvent> {
         let until = Instant::now() + patience;
-        let mut driving = self.shared.enter();
-        let engine = &mut driving.engine;
+        let mut guard = self.context.lock_engine();
+        let engine = &mut guard.engine;
         loop {
             engine.take_events(&mut self.events);
             let event = self.events.pop_front();
-            if event.is_some() || engine.is_over() || engine.take_interrupt() || Instant::now() >= until {
+            if event.is_some() || engine.is_finished() || engine.take_interrupt() || Instant::now() >= until {
                 return event;
             }
-            engine.turn(Driver::Watcher(until));
+            engine.run_turn(DriverGoal::EventUntil(until));
         }
     }
 
-    /// Whether every task is over and every worker gone; events may still wait to be taken.
+    /// Whether every task has ended and every worker has exited. Events may still wait to be taken.
     pub fn is_finished(&self) -> bool {
-        self.shared.is_over()
+        self.context.is_finished()
     }
 
-    /// What happened since it was last asked, without waiting.
+    /// Returns the events since the last call, without waiting.
     pub fn take_events(&mut self) -> Vec<RunEvent> {
-        let mut driving = self.shared.enter();
-        let engine = &mut driving.engine;
-        engine.turn(Driver::Passer);
+        let mut guard = self.context.lock_engine();
+        let engine = &mut guard.engine;
+        engine.run_turn(DriverGoal::Nothing);
         engine.take_events(&mut self.events);
-        drop(driving);
+        drop(guard);
         self.events.drain(..).collect()
     }
 
-    /// How things stand.
+    /// Returns the current statistics.
     pub fn stats(&self) -> RunStats {
-        self.shared.enter().engine.stats()
+        self.context.lock_engine().engine.stats()
     }
 
-    /// Puts all of the source and tells all that happens, in this thread. An error of the source ends it, when what was taken
-    /// in before is over.
+    /// Submits all tasks of the source and passes every event to `on_event`, in this thread. An error of the source
+    /// ends the run after the tasks submitted before it.
     pub fn run<E>(
         mut self,
         source: impl IntoIterator<Item = Result<Bytes, E>>,
         mut on_event: impl FnMut(RunEvent),
     ) -> Result<RunStats, RunError<E>> {
         let mut source = Some(source.into_iter());
-        let mut failed = None;
-        // Taken from the source when there was room, which was filled, or not wanted any more, a moment later.
-        let mut put_off = None;
+        let mut failure = None;
+        // A task that was read from the source when the queue had room, but could not be submitted a moment later.
+        let mut deferred = None;
         loop {
             while let Some(tasks) = source.as_mut().filter(|_| self.queue_room() > 0) {
-                match put_off.take().or_else(|| tasks.next()) {
+                match deferred.take().or_else(|| tasks.next()) {
                     Some(Ok(payload)) => match self.submit(payload.clone()) {
                         Ok(_) => continue,
-                        // Both are put again, or are too late.
+                        // The queue filled up or closed meanwhile: submit again, or count as cancelled.
                         Err(SubmitError::Full | SubmitError::Closed) => {
-                            put_off = Some(Ok(payload));
+                            deferred = Some(Ok(payload));
                             continue;
                         }
-                        Err(refused) => failed = Some(RunError::Refused(refused)),
+                        Err(refused) => failure = Some(RunError::Refused(refused)),
                     },
-                    Some(Err(error)) => failed = Some(RunError::Source(error)),
+                    Some(Err(error)) => failure = Some(RunError::Source(error)),
                     None => {}
                 }
                 source = None;
                 self.close();
             }
             self.drive(source.is_some());
-            if self.events.is_empty() && self.shared.is_over() {
+            if self.events.is_empty() && self.context.is_finished() {
                 break;
             }
             while let Some(event) = self.events.pop_front() {
                 on_event(event);
             }
         }
-        let too_late = u64::from(put_off.is_some());
-        if put_off.is_some() {
-            on_event(RunEvent::TaskEnded(TaskEnd::never_begun(self.shared.feed.next())));
+        let dropped = u64::from(deferred.is_some());
+        if deferred.is_some() {
+            on_event(RunEvent::TaskEnded(TaskEnd::never_started(self.context.task_queue.next_task_id())));
         }
-        match failed {
+        match failure {
             Some(error) => Err(error),
             None => {
                 let stats = self.finish().map_err(RunError::Dispatch)?;
-                Ok(RunStats { cancelled: stats.cancelled + too_late, ..stats })
+                Ok(RunStats { cancelled: stats.cancelled + dropped, ..stats })
             }
         }
     }
 
-    /// Waits until all is over, and says how it went. Events that were not taken are not told.
+    /// Waits for the end of the run and returns its statistics. Discards events that were not taken.
     pub fn finish(mut self) -> Result<RunStats, DispatchError> {
         self.close();
         while self.next_event().is_some() {}
-        let engine = &self.shared.enter().engine;
+        let engine = &self.context.lock_engine().engine;
         match engine.failure() {
             Some(failure) => Err(failure.clone()),
             None => Ok(engine.stats()),
         }
     }
 
-    /// Drives until there is something to tell, room for more tasks where `feeds`, or all is over.
-    fn drive(&mut self, feeds: bool) {
-        let mut driving = self.shared.enter();
-        let engine = &mut driving.engine;
+    /// Drives the engine until an event is available, the queue has room (with `wants_room`), or the run has ended.
+    fn drive(&mut self, wants_room: bool) {
+        let mut guard = self.context.lock_engine();
+        let engine = &mut guard.engine;
         loop {
             engine.take_events(&mut self.events);
-            if !self.events.is_empty() || engine.is_over() || (feeds && self.shared.feed.room() > 0) {
+            if !self.events.is_empty() || engine.is_finished() || (wants_room && self.context.task_queue.room() > 0) {
                 return;
             }
-            engine.turn(if feeds { Driver::Feeder } else { Driver::Listener });
+            engine.run_turn(if wants_room { DriverGoal::EventOrRoom } else { DriverGoal::Event });
         }
     }
 }
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        let until = Instant::now() + DROP_PATIENCE;
-        if !self.shared.is_over() {
-            self.shared.post.send(Message::Cancel);
-            let mut driving = self.shared.enter();
-            let engine = &mut driving.engine;
-            while !engine.is_over() && Instant::now() < until {
+        let until = Instant::now() + DROP_TIMEOUT;
+        if !self.context.is_finished() {
+            self.context.mailbox.send(EngineMessage::Cancel);
+            let mut guard = self.context.lock_engine();
+            let engine = &mut guard.engine;
+            while !engine.is_finished() && Instant::now() < until {
                 engine.take_events(&mut self.events);
                 self.events.clear();
-                engine.turn(Driver::Leaver(until));
+                engine.run_turn(DriverGoal::ShutdownUntil(until));
             }
         }
-        self.shared.shift.end();
-        self.shared.post.ring();
-        if let Some(relief) = self.relief.take() {
-            // One that panicked has been seen to by the panic's own message.
-            let _ = relief.join();
+        self.context.handoff.shut_down();
+        self.context.mailbox.force_wakeup();
+        if let Some(backup_driver) = self.backup_driver.take() {
+            // A panic of the thread was reported by its own message.
+            let _ = backup_driver.join();
         }
     }
 }
 
-/// A run from other threads.
+/// A handle to a run for other threads.
 #[derive(Debug, Clone)]
 pub struct RunHandle {
-    shared: Arc<Shared>,
+    context: Arc<RunContext>,
 }
 
 impl RunHandle {
-    /// Puts a task, and waits for room. Not to be called by the thread that takes the events: it would wait for itself.
+    /// Submits a task and waits for room in the queue. The thread that takes the events must not call this: it would
+    /// deadlock.
     pub fn submit_blocking(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        let task = self.shared.feed.put(payload, true)?;
-        self.shared.post.wake();
+        let task = self.context.task_queue.push_task(payload, true)?;
+        self.context.mailbox.wake_driver();
         Ok(task)
     }
 
-    /// Puts a task; refused where the queue is full.
+    /// Submits a task. Fails if the queue is full.
     pub fn submit(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        self.shared.try_push(payload)
+        self.context.try_push(payload)
     }
 
-    /// No more tasks come.
+    /// Ends the input: no more tasks follow.
     pub fn close(&self) {
-        self.shared.close();
+        self.context.close();
     }
 
-    /// Ends the run before its time: what is not over is cancelled, and the workers clean up and end as they do when all is
-    /// done. One that does not give up its task within the grace is killed.
+    /// Stops the run early: unfinished tasks are cancelled, and the workers clean up and exit as at a regular end. A
+    /// worker that does not give up its task within the grace is killed.
     pub fn stop(&self) {
-        self.shared.post.send(Message::Stop);
+        self.context.mailbox.send(EngineMessage::Stop);
     }
 
-    /// Ends everything now: workers are interrupted and shortly after killed; what is not over is cancelled.
+    /// Cancels the run now: workers are interrupted and shortly after killed; unfinished tasks are cancelled.
     pub fn cancel(&self) {
-        self.shared.post.send(Message::Cancel);
+        self.context.mailbox.send(EngineMessage::Cancel);
     }
 
-    /// Begins nothing any more: what waits is cancelled, what runs goes on.
+    /// Cancels waiting tasks; running tasks continue.
     pub fn cancel_pending(&self) {
-        self.shared.post.send(Message::FinishSoon);
+        self.context.mailbox.send(EngineMessage::CancelPending);
     }
 
-    /// Another worker, or one whose place had been taken away.
-    pub fn add_worker(&self, place: WorkerSlot) {
-        self.shared.post.send(Message::Add(place));
+    /// Adds a worker slot, or restores one that was withdrawn.
+    pub fn add_worker(&self, slot: WorkerSlot) {
+        self.context.mailbox.send(EngineMessage::AddSlot(slot));
     }
 
-    /// Takes a worker's place away: it is killed, and its tasks are done by others.
+    /// Withdraws a worker slot: its worker is killed, and other workers run its tasks.
     pub fn withdraw_worker(&self, worker: WorkerId, why: impl Into<Arc<str>>) {
-        self.shared.post.send(Message::Withdraw { worker, why: why.into() });
+        self.context.mailbox.send(EngineMessage::WithdrawSlot { worker, why: why.into() });
     }
 
-    /// A worker used more than it may, as somebody else found: its process of this number is killed and replaced.
+    /// Reports that a worker exceeded a bound. Its process with this pid is killed and replaced.
     pub fn report_exceeded_bound(&self, worker: WorkerId, pid: u32, excess: BoundExceeded) {
-        self.shared.post.send(Message::ReportedExcess { worker, pid, excess });
+        self.context.mailbox.send(EngineMessage::ReportedExceededBound { worker, pid, excess });
     }
 
-    /// How things stand.
+    /// Returns the current statistics.
     pub fn stats(&self) -> RunStats {
         loop {
-            match self.shared.engine.try_lock() {
+            match self.context.engine.try_lock() {
                 Ok(engine) => return engine.stats(),
                 Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner().stats(),
                 Err(TryLockError::WouldBlock) => {}
             }
             let (to, from) = sync_channel(1);
-            self.shared.post.send(Message::Stats(to));
-            if let Ok(stats) = from.recv_timeout(STATS_PATIENCE) {
+            self.context.mailbox.send(EngineMessage::Stats(to));
+            if let Ok(stats) = from.recv_timeout(STATS_TIMEOUT) {
                 return stats;
             }
         }
     }
 }
 
-impl Shared {
+impl RunContext {
     fn try_push(&self, payload: Bytes) -> Result<TaskId, SubmitError> {
-        let task = self.feed.put(payload, false)?;
-        self.post.wake();
+        let task = self.task_queue.push_task(payload, false)?;
+        self.mailbox.wake_driver();
         Ok(task)
     }
 
     fn close(&self) {
-        self.feed.close();
-        self.post.wake();
+        self.task_queue.close();
+        self.mailbox.wake_driver();
     }
 
-    fn is_over(&self) -> bool {
-        self.enter().engine.is_over()
+    fn is_finished(&self) -> bool {
+        self.lock_engine().engine.is_finished()
     }
 
-    /// The caller drives from now on.
-    fn enter(&self) -> Driving<'_> {
-        if self.shift.caller_enters() {
-            self.post.ring();
+    /// Makes the caller the driver and locks the engine.
+    fn lock_engine(&self) -> EngineGuard<'_> {
+        if self.handoff.begin_caller_turn() {
+            self.mailbox.force_wakeup();
         }
-        // A panic in the engine is ours, and has been told; what is left is still to be ended.
-        Driving { engine: lock(&self.engine), shift: &self.shift }
+        // A panic in the engine was already reported; the rest of the run must still be ended.
+        EngineGuard { engine: lock(&self.engine), handoff: &self.handoff }
     }
 
-    /// Drives whenever the caller is away for longer than a moment.
-    fn relieve(&self) {
-        self.shift.relieve(|| {
+    /// Drives the engine while the caller stays away past the delay.
+    fn run_backup_driver(&self) {
+        self.handoff.run_backup_driver(|| {
             let mut engine = lock(&self.engine);
-            while !self.shift.is_relief_done() && !engine.is_over() {
-                engine.turn(Driver::Relief);
+            while !self.handoff.must_backup_yield() && !engine.is_finished() {
+                engine.run_turn(DriverGoal::Background);
             }
-            engine.is_over()
+            engine.is_finished()
         });
     }
 }
 
-/// The engine, while the caller drives it.
-struct Driving<'a> {
+/// Locked engine while the caller drives it.
+struct EngineGuard<'a> {
     engine: MutexGuard<'a, Engine>,
-    shift: &'a Shift,
+    handoff: &'a DriverHandoff,
 }
 
-impl Drop for Driving<'_> {
+impl Drop for EngineGuard<'_> {
     fn drop(&mut self) {
-        self.shift.caller_leaves();
+        self.handoff.end_caller_turn();
     }
 }

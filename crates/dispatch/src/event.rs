@@ -1,4 +1,4 @@
-//! What a run tells: tasks and what becomes of them, events, how it stands, and what goes wrong with it as a whole.
+//! Events of a run, outcomes of tasks, statistics and errors.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,64 +9,64 @@ use serde::Serialize;
 
 use crate::command::CommandOutput;
 
-/// One thing that happened.
+/// An event of a run.
 #[derive(Debug)]
 pub enum RunEvent {
     /// A worker is set up.
     WorkerReady {
-        /// Who.
+        /// Worker id.
         worker: WorkerId,
     },
-    /// A worker could not be set up. It is tried again only where it had worked before.
+    /// A worker failed to set up. It is retried only if a worker of its slot was set up before.
     WorkerSetupFailed {
-        /// Who.
+        /// Worker id.
         worker: WorkerId,
-        /// In its own words, or how its process ended.
+        /// Reason in the worker's words, or the way its process ended.
         why: Arc<str>,
     },
-    /// A worker works on a task now. Told only where [`crate::RunPlan::report_started`] asks for it.
+    /// A worker starts a task. Reported only with [`crate::RunPlan::report_started`].
     TaskStarted {
-        /// Which.
+        /// Task id.
         task: TaskId,
-        /// Who.
+        /// Worker id.
         worker: WorkerId,
-        /// Since when.
+        /// Start time.
         at: Instant,
     },
-    /// A task failed and is tried again.
+    /// A task failed and is retried.
     TaskRetried {
-        /// Which.
+        /// Task id.
         task: TaskId,
-        /// Who had it.
+        /// Worker that ran the failed attempt.
         worker: WorkerId,
-        /// What would have become of it.
+        /// Outcome of the failed attempt.
         outcome: TaskOutcome,
     },
-    /// A task is over. Told once for each.
+    /// A task has ended. Reported exactly once for each task.
     TaskEnded(TaskEnd),
-    /// A worker's process is gone; another takes its place unless `is_last`.
+    /// A worker's process has exited; another replaces it unless `is_last`.
     WorkerGone {
-        /// Who.
+        /// Worker id.
         worker: WorkerId,
-        /// What of.
+        /// Cause of the exit.
         cause: WorkerExitCause,
-        /// The last it wrote to its standard error, where that is kept.
-        last_words: Arc<str>,
-        /// Nobody takes its place.
+        /// End of the worker's output, if it was captured.
+        output_tail: Arc<str>,
+        /// Whether no other process replaces it.
         is_last: bool,
     },
-    /// A worker could not clean up. No task is lost by that.
+    /// A worker failed to clean up. This loses no task.
     WorkerCleanupFailed {
-        /// Who.
+        /// Worker id.
         worker: WorkerId,
-        /// In its own words.
+        /// Reason in the worker's words.
         why: Arc<str>,
     },
-    /// A worker wrote to its standard output or error. Told only with [`crate::WorkerOutputPolicy::Reported`].
+    /// A worker wrote to its standard output or error. Reported only with [`crate::WorkerOutputPolicy::Reported`].
     WorkerWrote {
-        /// Who.
+        /// Worker id.
         worker: WorkerId,
-        /// What, as it came: not cut at the ends of lines.
+        /// Bytes as they were read, not split into lines.
         bytes: Bytes,
     },
 }
@@ -74,31 +74,31 @@ pub enum RunEvent {
 /// The end of a task.
 #[derive(Debug)]
 pub struct TaskEnd {
-    /// Which.
+    /// Task id.
     pub task: TaskId,
-    /// Who had it last; `None` where nobody had it.
+    /// Worker that ran the last attempt; `None` if no worker had the task.
     pub worker: Option<WorkerId>,
-    /// What became of it.
+    /// Outcome of the task.
     pub outcome: TaskOutcome,
-    /// Since when it was worked on, as far as is known.
+    /// Start of the last attempt, if known.
     pub started: Option<Instant>,
-    /// Since when it is over.
+    /// End of the task.
     pub finished: Instant,
-    /// How often it was tried.
+    /// Number of attempts.
     pub tries: u32,
-    /// What its command wrote, where each task is a command.
+    /// Output of the command, if the task is a command.
     pub output: Option<CommandOutput>,
 }
 
 impl TaskEnd {
-    /// Of a task nobody wanted any more.
-    pub(crate) fn never_begun(task: TaskId) -> Self {
+    /// Creates the end of a task that was cancelled before it reached a worker.
+    pub(crate) fn never_started(task: TaskId) -> Self {
         let (worker, started, output) = (None, None, None);
         Self { task, worker, outcome: TaskOutcome::Cancelled, started, finished: Instant::now(), tries: 0, output }
     }
 }
 
-/// A task: its place in the source, from 0.
+/// Task id: position in the source, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub struct TaskId(pub u64);
 
@@ -108,7 +108,7 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// A worker's place; whoever replaces it has the same.
+/// Id of a worker slot. A replacement process has the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub struct WorkerId(pub u32);
 
@@ -118,57 +118,57 @@ impl fmt::Display for WorkerId {
     }
 }
 
-/// What became of a task.
+/// Outcome of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskOutcome {
-    /// It was done, and this came of it.
+    /// The task succeeded with this result.
     Done(Bytes),
-    /// It failed; in the worker's words, such as a traceback.
+    /// The task failed, with the worker's error text, such as a traceback.
     Failed(Bytes),
-    /// It took longer than it may.
+    /// The task exceeded this time limit.
     TimedOut(Duration),
-    /// Its worker died.
+    /// The worker exited before it reported a result.
     WorkerLost(WorkerLoss),
-    /// Nobody wants it any more.
+    /// The task was cancelled.
     Cancelled,
 }
 
-/// A task whose worker died.
+/// Loss of a task with its worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerLoss {
-    /// How far it was.
+    /// Progress of the task.
     pub stage: LossStage,
-    /// What the worker died of.
+    /// Cause of the worker's exit.
     pub cause: WorkerExitCause,
 }
 
-/// How far a task was when its worker died.
+/// Progress of a task at the exit of its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LossStage {
-    /// It was being worked on.
+    /// The task was running.
     Running,
-    /// It was done, and its result died with the worker.
+    /// The task was finished, and its result was lost with the worker.
     ResultLost,
 }
 
-/// What a worker died of.
+/// Cause of a worker's exit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerExitCause {
-    /// It ended by itself, with this exit code.
+    /// It exited by itself with this code.
     Exited(i32),
-    /// A signal of this number that was not ours.
+    /// A signal of this number, not sent by the dispatcher, killed it.
     Signalled(i32),
-    /// It used more than it may, and was killed for it.
+    /// It exceeded a bound and was killed.
     BoundExceeded(gpupool_confine::bounds::BoundExceeded),
-    /// It was interrupted, went on, and was killed for it.
+    /// It ignored an interrupt and was killed.
     IgnoredInterrupt,
-    /// It said what cannot be understood, and was killed for it.
+    /// It violated the worker protocol and was killed.
     ProtocolViolation(Arc<str>),
-    /// It could not be started again.
+    /// Its process could not be started.
     StartFailed(Arc<str>),
-    /// Its GPU was taken away.
+    /// Its GPU was withdrawn.
     GpuWithdrawn(Arc<str>),
-    /// Nobody wanted it any more.
+    /// The dispatcher stopped it.
     Stopped,
 }
 
@@ -178,8 +178,8 @@ impl fmt::Display for WorkerExitCause {
             Self::Exited(code) => write!(f, "it exited with code {code}"),
             Self::Signalled(signal) => write!(f, "it was killed by signal {signal}"),
             Self::BoundExceeded(excess) => write!(f, "it was killed: {excess}"),
-            Self::IgnoredInterrupt => write!(f, "it was killed: it did not let itself be interrupted"),
-            Self::ProtocolViolation(what) => write!(f, "it was killed: {what}"),
+            Self::IgnoredInterrupt => write!(f, "it was killed: it ignored an interrupt"),
+            Self::ProtocolViolation(violation) => write!(f, "it was killed: {violation}"),
             Self::StartFailed(why) => write!(f, "it could not be started: {why}"),
             Self::GpuWithdrawn(why) => write!(f, "its GPU was taken away: {why}"),
             Self::Stopped => write!(f, "it was stopped"),
@@ -190,37 +190,37 @@ impl fmt::Display for WorkerExitCause {
 impl fmt::Display for WorkerLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.stage {
-            LossStage::Running => write!(f, "the worker died at work: {}", self.cause),
-            LossStage::ResultLost => write!(f, "the worker died before it told the result: {}", self.cause),
+            LossStage::Running => write!(f, "the worker exited during the task: {}", self.cause),
+            LossStage::ResultLost => write!(f, "the worker exited before it sent the result: {}", self.cause),
         }
     }
 }
 
-/// How many tasks are where, and what each worker does.
+/// Counts of tasks by state, and the workers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RunStats {
-    /// Taken in and with no worker.
+    /// Tasks that no worker has yet.
     pub pending: u64,
-    /// With workers.
+    /// Tasks that workers have.
     pub running: u64,
-    /// Done.
+    /// Tasks that succeeded.
     pub completed: u64,
-    /// Failed, those lost with their workers included.
+    /// Tasks that failed, including those lost with their workers.
     pub failed: u64,
-    /// Of those that failed, lost with their workers.
+    /// Failed tasks that were lost with their workers.
     pub lost: u64,
-    /// Took too long.
+    /// Tasks that exceeded the time limit.
     pub timeouts: u64,
-    /// Given up because nobody wanted them any more.
+    /// Tasks that were cancelled.
     pub cancelled: u64,
-    /// Failures after which a task was tried again.
+    /// Failed attempts that were followed by a retry.
     pub retried: u64,
-    /// The workers, in the order of their ids.
+    /// Workers in the order of their ids.
     pub workers: Vec<WorkerStats>,
 }
 
 impl RunStats {
-    /// A task is over.
+    /// Adds the outcome of a task to the counts.
     pub(crate) fn count(&mut self, outcome: &TaskOutcome) {
         match outcome {
             TaskOutcome::Done(_) => self.completed += 1,
@@ -232,81 +232,81 @@ impl RunStats {
     }
 }
 
-/// What a worker does.
+/// State and counts of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WorkerStats {
-    /// Who.
+    /// Worker id.
     pub id: WorkerId,
-    /// Its GPUs.
+    /// GPUs of the worker, by their numbers on the node.
     pub gpu_ids: Vec<u32>,
-    /// How it stands.
+    /// State of the worker.
     pub state: WorkerState,
-    /// Its process, where there is one.
+    /// Process id, if a process runs.
     pub pid: Option<u32>,
-    /// What it works on.
+    /// Task that the worker runs.
     pub task: Option<TaskId>,
-    /// Since when.
+    /// Start of that task.
     #[serde(skip)]
     pub task_since: Option<Instant>,
-    /// Tasks it did.
+    /// Tasks that it completed.
     pub completed: u64,
-    /// Tasks that failed in its hands.
+    /// Tasks that failed on it.
     pub failed: u64,
-    /// Tasks that took too long in its hands.
+    /// Tasks that exceeded the time limit on it.
     pub timeouts: u64,
-    /// How often its process was replaced.
+    /// Number of times that its process was replaced.
     pub replaced: u64,
 }
 
-/// How a worker stands.
+/// State of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkerState {
-    /// Its process is being started, or waits to be.
+    /// Its process is being started or waits to be started.
     Starting,
-    /// It is being set up.
+    /// The worker is setting up.
     SettingUp,
-    /// It has nothing to do.
+    /// The worker has no task.
     Idle,
-    /// It works.
+    /// The worker runs a task.
     Busy,
-    /// It cleans up, or is being killed.
+    /// The worker cleans up or is being killed.
     Ending,
-    /// It is gone for good.
+    /// The worker has exited and is not replaced.
     Gone,
 }
 
-/// Why a run cannot begin or go on.
+/// Error that prevents or ends a run.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DispatchError {
-    /// The plan asks for what cannot be.
-    #[error("{field}: {value} is not possible; allowed is {allowed}")]
+    /// A field of the plan is invalid.
+    #[error("{field} is {value}, and must be {allowed}")]
     Plan {
-        /// Which field of the plan.
+        /// Field of the plan.
         field: &'static str,
-        /// What it says.
+        /// Value of the field.
         value: String,
-        /// What it may say.
+        /// Allowed values.
         allowed: &'static str,
     },
     /// No worker could be set up.
     #[error("All workers failed during setup; worker {worker}: {why}")]
     AllFailedSetup {
-        /// The first that could not.
+        /// Worker whose failure is reported.
         worker: WorkerId,
-        /// Why that one could not.
+        /// Reason of that worker.
         why: Arc<str>,
     },
-    /// No worker is left to do the rest.
-    #[error("no worker is left; the last one, {worker}: {why}")]
+    /// No worker is left to run the remaining tasks.
+    #[error("no worker is left; worker {worker} was the last: {why}")]
     NoneLeft {
-        /// The last one.
+        /// The last worker.
         worker: WorkerId,
-        /// Why it is not replaced.
+        /// Reason for which it is not replaced.
         why: Arc<str>,
     },
-    /// The system refused what a run cannot do without.
-    #[error("the dispatcher: {0}")]
+    /// A system call that the run depends on failed.
+    #[error("the dispatcher failed: {0}")]
     System(Arc<io::Error>),
 }
 
@@ -316,33 +316,33 @@ impl From<io::Error> for DispatchError {
     }
 }
 
-/// Why a task was not taken in.
+/// Reason for which a task was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The run takes no more.
-    #[error("the run takes no more tasks")]
+    /// The run accepts no more tasks.
+    #[error("the run accepts no more tasks")]
     Closed,
-    /// The queue is full.
-    #[error("the queue is full")]
+    /// The task queue is full.
+    #[error("the task queue is full")]
     Full,
-    /// It is too large to be sent.
-    #[error("a task of {0} bytes; allowed are up to {most}", most = crate::limits::FRAME_BYTES)]
+    /// The payload exceeds the largest frame.
+    #[error("a task of {0} bytes; at most {most} are allowed", most = crate::limits::MAX_FRAME_BYTES)]
     TooLarge(usize),
-    /// It holds the end of a line, and the worker is given one line for each task.
-    #[error("a task that is not one line")]
+    /// The payload contains a line end, but the worker reads one line per task.
+    #[error("a task with a line end, for a worker that reads one line per task")]
     NotALine,
 }
 
-/// Why a run did not come to its end in order. Every task that was taken in was told to be over all the same.
+/// Error of [`crate::Dispatcher::run`]. Every accepted task was reported as ended all the same.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError<E> {
-    /// The source failed.
+    /// The source of tasks failed.
     #[error("the source of tasks failed")]
     Source(#[source] E),
-    /// A task was not taken in.
+    /// A task was not accepted.
     #[error(transparent)]
     Refused(SubmitError),
-    /// The run could not go on.
+    /// The run could not continue.
     #[error(transparent)]
     Dispatch(DispatchError),
 }

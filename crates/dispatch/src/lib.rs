@@ -1,34 +1,34 @@
-//! Feeding tasks to long-lived worker processes, each task with exactly one outcome.
+//! Runs tasks on long-lived worker processes. Each task has exactly one outcome.
 //!
-//! - [`Dispatcher`]: a run: a [`RunPlan`] and tasks in, [`RunEvent`]s out.
+//! - [`Dispatcher`]: a run, which takes a [`RunPlan`] and tasks and returns [`RunEvent`]s.
 //! - [`protocol`]: memory that dispatcher and worker share.
-//! - [`worker`]: the worker's side of it, in Rust.
-//! - [`command`]: a command for each task.
-//! - [`resource_pool`]: workers that are handed out one by one, each held to limits.
-//! - [`gpu_leases`]: leases on GPUs of the pool, for as long as a run lives.
-//! - [`job_log`]: the log of finished tasks, from which an interrupted run goes on.
+//! - [`worker`]: the worker's side of the protocol, in Rust.
+//! - [`command`]: one command per task.
+//! - [`resource_pool`]: workers that are acquired one by one and held to limits.
+//! - [`gpu_leases`]: leases on GPUs for the life of a run.
+//! - [`job_log`]: log of finished tasks, with which an interrupted run can resume.
 //!
-//! A program that dispatches calls [`run_helper_if_requested`] first thing in its `main`.
+//! A program that dispatches calls [`run_helper_if_requested`] first in its `main`.
 //!
-//! Inside, the `ledger` decides: who has which task, what is sent next, what became of each. It touches nothing; the `engine`
-//! around it starts processes, sends and reads.
+//! Inside, the `scheduler` decides without I/O which worker runs which task. The `engine` around it starts processes,
+//! sends tasks and reads results.
 
 #![warn(missing_docs, unreachable_pub)]
 
 pub mod command;
 mod dispatcher;
+mod driver_handoff;
 mod engine;
 mod event;
 pub mod gpu_leases;
 pub mod job_log;
-mod ledger;
 mod limits;
 mod plan;
 mod process;
 pub mod protocol;
 pub mod resource_pool;
-mod shift;
-/// What [`shift`] is built of, in a module so that its test can use its own.
+mod scheduler;
+/// Primitives of [`driver_handoff`], in a module that its test replaces.
 mod sync {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
@@ -39,11 +39,20 @@ pub use event::{
     DispatchError, LossStage, RunError, RunEvent, RunStats, SubmitError, TaskEnd, TaskId, TaskOutcome, WorkerExitCause,
     WorkerId, WorkerLoss, WorkerState, WorkerStats,
 };
-pub use ledger::DispatchRules;
 pub use plan::{AttachDenied, AttachHook, ResultOrder, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
+pub use scheduler::DispatchRules;
 
-/// Runs as the keeper of a process, or as the runner of commands, and never comes back, if this program was started as one.
+/// Runs as process keeper or command runner and never returns, if this program was started as one.
 pub fn run_helper_if_requested() {
     gpupool_confine::keeper::run_helper_if_requested();
     command::run_helper_if_requested();
+}
+
+/// Compiles the programs of the guides.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/dispatch.md")]
+    mod dispatching {}
+    #[doc = include_str!("../../../docs/resource-pool.md")]
+    mod resource_pools {}
 }

@@ -1,113 +1,111 @@
-//! Every bound of this crate, in one place.
+//! Every bound of this crate.
 
 use std::time::Duration;
 
-/// Largest frame: more is no frame but garbage.
-pub(crate) const FRAME_BYTES: usize = 1 << 30;
-/// Tasks a worker has at once, at most.
-pub(crate) const DEPTH: usize = 1_024;
-/// How much work a worker is given ahead: enough to hide the way to it and back.
-pub(crate) const AHEAD: Duration = Duration::from_millis(8);
-/// How long a task may take so that another one may wait behind it.
-pub(crate) const SHORT: Duration = Duration::from_millis(5);
-/// How long a worker may be at one task before others that wait behind it are taken back.
+/// Largest frame.
+pub(crate) const MAX_FRAME_BYTES: usize = 1 << 30;
+/// Most tasks that a worker has at once.
+pub(crate) const MAX_WORKER_QUEUE: usize = 1_024;
+/// Amount of prefetched work per worker, enough to hide the round trip.
+pub(crate) const PREFETCH_TIME: Duration = Duration::from_millis(8);
+/// Longest average task behind which others are queued.
+pub(crate) const SHORT_TASK: Duration = Duration::from_millis(5);
+/// Run time of a task after which the tasks behind it are recalled.
 pub(crate) const RECALL_AFTER: Duration = Duration::from_millis(20);
-/// Tasks that are taken in ahead, unless said.
-pub(crate) const QUEUE_SIZE: usize = 1_024;
-/// How long an interrupted worker may take to be done with its task, unless said.
-pub(crate) const GRACE: Duration = Duration::from_secs(5);
-/// How long a worker that closed its socket may take to end, so that its own exit code is told and not that of our kill.
-pub(crate) const EXIT_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a worker may take to clean up at the end.
-pub(crate) const CLEAN_UP_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a worker that is still being set up when all is over may take, before it is killed.
-pub(crate) const UNUSED_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause before a worker is started again after it died twice in a row without a task done between; it doubles up to the
-/// next bound.
-pub(crate) const BACKOFF: Duration = Duration::from_millis(50);
-/// Longest pause before a worker is started again.
-pub(crate) const BACKOFF_MOST: Duration = Duration::from_secs(2);
-/// How often in a row a worker that had worked before may fail to be set up before it is given up.
-pub(crate) const SETUP_TRIES: u32 = 5;
-/// Bytes of a worker's last words that are kept.
-pub(crate) const LAST_WORDS: usize = 8 * 1_024;
-/// Longest line of a worker that speaks in lines.
-pub(crate) const LINE_BYTES: usize = 64 << 20;
-/// Bytes that are read from a worker at once, at least.
+/// Default size of the task queue.
+pub(crate) const DEFAULT_QUEUE_SIZE: usize = 1_024;
+/// Default time in which an interrupted worker must give up its task.
+pub(crate) const DEFAULT_GRACE: Duration = Duration::from_secs(5);
+/// Time in which a worker that closed its socket may exit, so that its own exit code is reported instead of our kill.
+pub(crate) const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
+/// Default time limit of a worker's cleanup.
+pub(crate) const DEFAULT_CLEAN_UP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit of a setup that is still running at the end of a run.
+pub(crate) const UNUSED_WORKER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before a restart after two consecutive exits without a finished task. Doubles up to the next bound.
+pub(crate) const RESTART_BACKOFF: Duration = Duration::from_millis(50);
+/// Longest pause before a restart.
+pub(crate) const MAX_RESTART_BACKOFF: Duration = Duration::from_secs(2);
+/// Most consecutive setup failures of a slot that was set up before.
+pub(crate) const MAX_SETUP_TRIES: u32 = 5;
+/// Bytes kept of the end of a worker's output.
+pub(crate) const OUTPUT_TAIL_BYTES: usize = 8 * 1_024;
+/// Longest line of a worker that speaks lines.
+pub(crate) const MAX_LINE_BYTES: usize = 64 << 20;
+/// Smallest buffer for a read from a worker.
 pub(crate) const READ_BYTES: usize = 64 * 1_024;
-/// Payloads from this size on are sent as they are, not copied together with others.
-pub(crate) const LARGE_BYTES: usize = 16 * 1_024;
-/// Pieces that are sent to a worker at once.
-pub(crate) const PIECES: usize = 64;
-/// Output of commands that was read is given back to the disk in pieces of so many bytes.
+/// Smallest payload that is sent without copying it together with others.
+pub(crate) const LARGE_PAYLOAD_BYTES: usize = 16 * 1_024;
+/// Most pieces in one send to a worker.
+pub(crate) const MAX_SEND_PIECES: usize = 64;
+/// Bytes of consumed command output that are freed on the disk at once.
 pub(crate) const PUNCH_BYTES: u64 = 1 << 20;
-/// How long whoever drives the run may be away (in a callback, reading the source) before another thread does it.
-pub(crate) const AWAY: Duration = Duration::from_millis(2);
-/// Longest time an engine sleeps with nothing due: a bound, so that a lost wake-up costs no more.
-pub(crate) const SLEEP_MOST: Duration = Duration::from_secs(60);
-/// How long a runner tries to end what a command left behind.
-pub(crate) const LEFT_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two tries, in which what was killed dies.
-pub(crate) const LEFT_PAUSE: Duration = Duration::from_millis(1);
-/// Bytes a socket to a worker may hold, where the system allows so many.
-pub(crate) const SOCKET_BYTES: usize = 4 << 20;
-/// How long a worker that is cancelled may take to end by itself.
+/// Absence of the caller (in a callback or the source) after which the backup thread drives the run.
+pub(crate) const BACKUP_DRIVER_DELAY: Duration = Duration::from_millis(2);
+/// Longest sleep of an engine, which bounds the cost of a lost wakeup.
+pub(crate) const MAX_SLEEP: Duration = Duration::from_secs(60);
+/// Time in which a runner tries to end what a command left behind.
+pub(crate) const LEFTOVER_KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two such tries.
+pub(crate) const LEFTOVER_KILL_PAUSE: Duration = Duration::from_millis(1);
+/// Requested buffer size of a socket to a worker.
+pub(crate) const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// Time in which a cancelled worker may exit by itself.
 pub(crate) const CANCEL_GRACE: Duration = Duration::from_millis(500);
-/// Events nobody took, from which on what workers write is not read for now.
-pub(crate) const UNREAD_EVENTS: usize = 1_024;
-/// How long dropping a run waits until its processes are gone.
-pub(crate) const DROP_PATIENCE: Duration = Duration::from_secs(10);
-/// How long whoever asks how things stand waits for an answer before it looks by itself.
-pub(crate) const STATS_PATIENCE: Duration = Duration::from_millis(100);
-/// Workers of one run.
-pub(crate) const WORKERS: usize = 4_096;
-/// Largest number of a task in a job log.
-pub(crate) const JOBLOG_SEQ: u64 = 1 << 32;
-/// How much of a command stands in a job log.
-pub(crate) const JOBLOG_COMMAND_BYTES: usize = 1 << 16;
+/// Undelivered events at which reading of worker output pauses.
+pub(crate) const MAX_UNREAD_EVENTS: usize = 1_024;
+/// Longest wait for the end of all processes when a run is dropped.
+pub(crate) const DROP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Wait for a statistics reply before the caller tries the lock again.
+pub(crate) const STATS_TIMEOUT: Duration = Duration::from_millis(100);
+/// Most workers of one run.
+pub(crate) const MAX_WORKERS: usize = 4_096;
+/// Largest task number in a job log.
+pub(crate) const MAX_JOBLOG_SEQ: u64 = 1 << 32;
+/// Most bytes of a command in a job log.
+pub(crate) const MAX_JOBLOG_COMMAND_BYTES: usize = 1 << 16;
 /// Longest line of a job log that is read.
-pub(crate) const JOBLOG_LINE_BYTES: usize = 4 << 20;
-/// Least time between two times a job log is brought to the disk.
+pub(crate) const MAX_JOBLOG_LINE_BYTES: usize = 4 << 20;
+/// Shortest pause between two syncs of a job log.
 pub(crate) const JOBLOG_SYNC_PAUSE: Duration = Duration::from_millis(200);
-/// After bringing it to the disk, so many times as long as that took nothing is brought there.
-pub(crate) const JOBLOG_SYNC_REST: u32 = 19;
+/// Pause after a sync of a job log, as a multiple of its duration.
+pub(crate) const JOBLOG_SYNC_REST_FACTOR: u32 = 19;
 
-// GPUs from the pool.
+// GPU leases.
 
-/// GPUs of one run: more than any machine has.
-pub(crate) const GPUS: usize = 1_024;
-/// Notes about GPUs that wait to be read; of more, the oldest are left out.
-pub(crate) const GPU_NOTES: usize = 64;
-/// How long the agent may take to answer something a starting or running worker depends on.
-pub(crate) const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause before a request that failed for a reason that may pass is made again.
-pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// A lease that lived shorter than this was of no use; so that this does not go on without pause, the next one is asked for
-/// after the pause above.
-pub(crate) const SHORT_LIFE: Duration = Duration::from_secs(1);
-/// How long leases that could not be given back, because the agent was away, are tried to be given back in the background by a
-/// process that lives on.
-pub(crate) const GIVE_BACK_LATER: Duration = Duration::from_secs(600);
+/// Most GPUs of one run.
+pub(crate) const MAX_GPUS: usize = 1_024;
+/// Most unread notes about GPUs; the oldest are dropped.
+pub(crate) const MAX_GPU_NOTES: usize = 64;
+/// Time limit of a reply of the agent on which a starting or running worker depends.
+pub(crate) const AGENT_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before a request that failed temporarily is repeated.
+pub(crate) const AGENT_RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Life of a lease below which the next request waits for the pause above, to avoid a busy loop.
+pub(crate) const SHORT_LEASE: Duration = Duration::from_secs(1);
+/// Time in which leases that could not be released, because the agent was away, are released in the background.
+pub(crate) const BACKGROUND_RELEASE_TIME: Duration = Duration::from_secs(600);
 
 // Resource pools.
 
-/// How long somebody waits for a worker, unless said.
-pub(crate) const ACQUIRE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a worker above the least number may idle, unless said.
-pub(crate) const IDLE_TIME: Duration = Duration::from_secs(60);
-/// How long a worker may take to be set up, unless said: a model that is loaded over a slow network.
-pub(crate) const SETUP_PATIENCE: Duration = Duration::from_secs(300);
-/// Those who wait for a worker of one pool.
+/// Default time limit of an acquire.
+pub(crate) const DEFAULT_ACQUIRE_PATIENCE: Duration = Duration::from_secs(30);
+/// Default idle time after which a worker above the minimum stops.
+pub(crate) const DEFAULT_IDLE_TIME: Duration = Duration::from_secs(60);
+/// Default time limit of a worker's setup, such as loading a model over a slow network.
+pub(crate) const DEFAULT_SETUP_TIMEOUT: Duration = Duration::from_secs(300);
+/// Most waiters of one pool.
 pub const MAX_WAITING: usize = 65_536;
-/// Bytes of the name of whoever holds a worker.
-pub(crate) const TASK_ID_BYTES: usize = 1_024;
-/// Holds that an audit trail keeps in memory, and gives back when it is read.
-pub(crate) const AUDIT_ENTRIES: usize = 10_000;
+/// Most bytes of a task id.
+pub(crate) const MAX_TASK_ID_BYTES: usize = 1_024;
+/// Most finished holds in memory and in the result of a read.
+pub(crate) const MAX_AUDIT_ENTRIES: usize = 10_000;
 /// Longest line of an audit trail.
-pub(crate) const AUDIT_LINE_BYTES: u64 = 64 * 1_024;
-/// Lines of an audit trail on their way to a slow disk; more are left out, and that is told.
-pub(crate) const AUDIT_UNWRITTEN: usize = 16_384;
-/// How often an audit trail is made safe against a crash of the machine. A crash of the program loses nothing that was written.
-pub(crate) const AUDIT_SYNC: Duration = Duration::from_secs(1);
-/// Longest time anything may be allowed to take, ten years: with more, clocks would run over.
+pub(crate) const MAX_AUDIT_LINE_BYTES: u64 = 64 * 1_024;
+/// Most audit lines that wait for a slow disk; further lines are dropped, which is reported.
+pub(crate) const MAX_AUDIT_UNWRITTEN: usize = 16_384;
+/// Interval of syncs that protect an audit trail from a crash of the machine. A crash of the program loses no written
+/// line.
+pub(crate) const AUDIT_SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest duration of any setting, ten years; clocks would overflow with more.
 pub const MAX_DURATION: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);

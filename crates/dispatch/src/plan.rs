@@ -1,4 +1,4 @@
-//! What is to be run, by whom, and by which rules.
+//! Plan of a run: program, worker slots and rules.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -11,57 +11,57 @@ use gpupool_confine::bounds::{DeviceMemoryLimit, JobBounds};
 
 use crate::WorkerId;
 use crate::event::{DispatchError, SubmitError};
-use crate::ledger::DispatchRules;
-use crate::limits::{CLEAN_UP_PATIENCE, FRAME_BYTES, WORKERS};
+use crate::limits::{DEFAULT_CLEAN_UP_TIMEOUT, MAX_FRAME_BYTES, MAX_WORKERS};
 use crate::protocol::HEADER_BYTES;
+use crate::scheduler::DispatchRules;
 
-/// A run.
+/// Plan of a run.
 #[derive(Debug, Clone)]
 pub struct RunPlan {
-    /// What workers run.
+    /// Program of the workers.
     pub program: WorkerProgram,
-    /// The workers. More may be added while it runs.
-    pub places: Vec<WorkerSlot>,
-    /// How tasks are dealt with.
+    /// Worker slots. More may be added during the run.
+    pub slots: Vec<WorkerSlot>,
+    /// Rules for queueing, time limits and retries.
     pub rules: DispatchRules,
-    /// In which order results are told.
+    /// Order of reported results.
     pub order: ResultOrder,
-    /// What a worker may use, with everything it starts.
+    /// Bounds on each worker and its descendants.
     pub bounds: JobBounds,
-    /// Whether the CPU time of the bounds is that of one task, and not of the worker's life.
+    /// Whether the CPU time bound applies to each task instead of the worker's lifetime.
     pub cpu_time_per_task: bool,
-    /// Whatever workers are to know when they are set up.
+    /// Settings that each worker receives before its setup.
     pub settings: serde_json::Value,
-    /// How long a worker may take to be set up.
+    /// Time limit of a worker's setup.
     pub setup_timeout: Option<Duration>,
-    /// How long a worker may take to clean up when all is over, before it is killed.
+    /// Time limit of a worker's cleanup at the end, after which it is killed.
     pub clean_up_timeout: Duration,
-    /// How long a worker may live; another takes its place then.
+    /// Lifetime of a worker, after which another process replaces it.
     pub worker_lifetime: Option<Duration>,
-    /// What becomes of what workers write to their standard output and error.
+    /// Treatment of the workers' standard output and error.
     pub output: WorkerOutputPolicy,
-    /// Whether [`crate::RunEvent::TaskStarted`] is told.
+    /// Whether [`crate::RunEvent::TaskStarted`] is reported.
     pub report_started: bool,
-    /// Another program to keep the processes and to run commands: one whose `main` calls [`crate::run_helper_if_requested`]. For
+    /// Program that keeps processes and runs commands, with a `main` that calls [`crate::run_helper_if_requested`]. For
     /// programs that cannot do so themselves, such as an interpreter that loaded this crate.
     pub helper: Option<PathBuf>,
-    /// Memory that is handed to each worker, for payloads that are not to be sent: see [`crate::worker::WorkerHello::memory`].
+    /// Memory shared with each worker, for payloads that bypass the socket: see [`crate::worker::WorkerHello::memory`].
     pub memory: Option<Arc<OwnedFd>>,
 }
 
 impl RunPlan {
-    /// The usual rules, and no worker yet.
+    /// Creates a plan with default rules and no worker slots.
     pub fn new(program: WorkerProgram) -> Self {
         Self {
             program,
-            places: Vec::new(),
+            slots: Vec::new(),
             rules: DispatchRules::default(),
             order: ResultOrder::default(),
             bounds: JobBounds::default(),
             cpu_time_per_task: false,
             settings: serde_json::Value::Null,
             setup_timeout: None,
-            clean_up_timeout: CLEAN_UP_PATIENCE,
+            clean_up_timeout: DEFAULT_CLEAN_UP_TIMEOUT,
             worker_lifetime: None,
             output: WorkerOutputPolicy::default(),
             report_started: false,
@@ -70,9 +70,9 @@ impl RunPlan {
         }
     }
 
-    /// So many workers without a GPU.
+    /// Adds `count` worker slots without a GPU.
     pub fn workers(mut self, count: u32) -> Self {
-        self.places.extend((0..count).map(|id| WorkerSlot::new(WorkerId(id))));
+        self.slots.extend((0..count).map(|id| WorkerSlot::new(WorkerId(id))));
         self
     }
 }
@@ -83,51 +83,51 @@ impl RunPlan {
     }
 
     pub(crate) fn check(&self) -> Result<(), DispatchError> {
-        let wrong = |field, value: String, allowed| Err(DispatchError::Plan { field, value, allowed });
+        let invalid = |field, value: String, allowed| Err(DispatchError::Plan { field, value, allowed });
         if self.rules.queue_size == 0 {
-            return wrong("queue_size", "0".into(), "1 and more");
+            return invalid("queue_size", "0".into(), "at least 1");
         }
         if self.rules.task_timeout.is_some_and(|timeout| timeout.is_zero()) {
-            return wrong("task_timeout", "0 s".into(), "more than 0 s");
+            return invalid("task_timeout", "0 s".into(), "more than 0 s");
         }
-        if self.places.len() > WORKERS {
-            return wrong("places", format!("{} workers", self.places.len()), "4096 and less");
+        if self.slots.len() > MAX_WORKERS {
+            return invalid("slots", format!("{} workers", self.slots.len()), "at most 4096 workers");
         }
-        let mut ids: Vec<WorkerId> = self.places.iter().map(|place| place.id).collect();
+        let mut ids: Vec<WorkerId> = self.slots.iter().map(|slot| slot.id).collect();
         ids.sort_unstable();
         match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => wrong("places", format!("worker {} twice", pair[0]), "each worker once"),
+            Some(pair) => invalid("slots", format!("worker {} twice", pair[0]), "a list of distinct workers"),
             None => Ok(()),
         }
     }
 }
 
-/// What a worker runs.
+/// Program that a worker runs.
 #[derive(Debug, Clone)]
 pub struct WorkerProgram {
-    pub(crate) speaks: Speaks,
+    pub(crate) protocol: WorkerProtocol,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
-    /// `None` removes a variable.
+    /// A value of `None` removes the variable.
     pub(crate) environment: Vec<(OsString, Option<OsString>)>,
     pub(crate) directory: Option<PathBuf>,
 }
 
-/// How a worker is spoken to.
+/// Protocol between the dispatcher and a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Speaks {
-    /// In frames: see docs/worker-protocol.md.
+pub(crate) enum WorkerProtocol {
+    /// Frames: see docs/worker-protocol.md.
     Frames,
-    /// A line for each task, a line for each result.
+    /// One line per task, one line per result.
     Lines,
-    /// It is ours, and starts a command for each task.
+    /// Frames to our own runner, which starts one command per task.
     Commands,
 }
 
-impl Speaks {
-    /// Whether a task can be told to it.
+impl WorkerProtocol {
+    /// Checks that a task can be sent with this protocol.
     pub(crate) fn check(self, payload: &[u8]) -> Result<(), SubmitError> {
-        if payload.len() > FRAME_BYTES - HEADER_BYTES {
+        if payload.len() > MAX_FRAME_BYTES - HEADER_BYTES {
             return Err(SubmitError::TooLarge(payload.len()));
         }
         if self == Self::Lines && payload.contains(&b'\n') {
@@ -138,23 +138,23 @@ impl Speaks {
 }
 
 impl WorkerProgram {
-    /// A program that speaks the protocol of workers.
+    /// A program that speaks the worker protocol.
     pub fn native(program: impl Into<OsString>) -> Self {
-        Self::new(Speaks::Frames, program.into())
+        Self::new(WorkerProtocol::Frames, program.into())
     }
 
-    /// A program that reads one line for each task from its standard input, and writes one for each result.
+    /// A program that reads one line per task from its standard input and writes one line per result.
     pub fn lines(program: impl Into<OsString>) -> Self {
-        Self::new(Speaks::Lines, program.into())
+        Self::new(WorkerProtocol::Lines, program.into())
     }
 
-    /// A command for each task: see [`crate::command::CommandLine`].
+    /// One command per task: see [`crate::command::CommandLine`].
     pub fn commands() -> Self {
-        Self::new(Speaks::Commands, OsString::from("/proc/self/exe")).args([crate::command::RUNNER_ARGUMENT])
+        Self::new(WorkerProtocol::Commands, OsString::from("/proc/self/exe")).args([crate::command::RUNNER_ARGUMENT])
     }
 
-    fn new(speaks: Speaks, program: OsString) -> Self {
-        Self { speaks, program, arguments: Vec::new(), environment: Vec::new(), directory: None }
+    fn new(protocol: WorkerProtocol, program: OsString) -> Self {
+        Self { protocol, program, arguments: Vec::new(), environment: Vec::new(), directory: None }
     }
 
     /// Adds arguments.
@@ -163,51 +163,51 @@ impl WorkerProgram {
         self
     }
 
-    /// Sets a variable of its environment, which else is ours.
+    /// Sets an environment variable. Other variables are inherited.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
         self
     }
 
-    /// The directory it runs in, else ours.
+    /// Sets the working directory, which is inherited otherwise.
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self
     }
 }
 
-/// Where a worker works.
+/// Slot of a worker: its id, GPUs and environment.
 #[derive(Clone)]
 pub struct WorkerSlot {
-    /// Who it is.
+    /// Worker id.
     pub id: WorkerId,
-    /// The GPUs it has, by their numbers on the node.
+    /// GPUs of the worker, by their numbers on the node.
     pub gpu_ids: Vec<u32>,
-    /// What makes it see them, and only them; `None` removes a variable.
+    /// Variables that make exactly these GPUs visible; `None` removes a variable.
     pub environment: Vec<(String, Option<String>)>,
-    /// How much memory of its GPUs it may use, where the kernel can hold it to that.
+    /// Limits on GPU memory, where the kernel can enforce them.
     pub device_memory: Vec<DeviceMemoryLimit>,
-    /// Called with its process before its program runs, and from another thread.
+    /// Hook that is called from another thread with the worker's pid, before its program runs.
     pub attach: Option<AttachHook>,
 }
 
-/// Tells somebody of a process that does not run its program yet; whether that one has put it into a control group, or why
-/// it must not be started.
+/// Hook for a process that does not run its program yet. Returns whether the hook placed the process in a control
+/// group, or the reason against starting it.
 pub type AttachHook = Arc<dyn Fn(u32) -> Result<bool, AttachDenied> + Send + Sync>;
 
-/// Why a worker's process must not be started.
+/// Reason against starting a worker's process.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttachDenied {
-    /// The place is not ours any more: as if it had been taken away ([`crate::RunHandle::withdraw_worker`]).
+    /// The slot was revoked, with the effect of [`crate::RunHandle::withdraw_worker`].
     #[error("{0}")]
     SlotRevoked(String),
-    /// It may be started later, if tried again.
+    /// A later attempt may succeed.
     #[error("{0}")]
     TryLater(String),
 }
 
 impl WorkerSlot {
-    /// A place without a GPU.
+    /// Creates a slot without a GPU.
     pub fn new(id: WorkerId) -> Self {
         Self { id, gpu_ids: Vec::new(), environment: Vec::new(), device_memory: Vec::new(), attach: None }
     }
@@ -219,24 +219,24 @@ impl fmt::Debug for WorkerSlot {
     }
 }
 
-/// In which order results are told.
+/// Order in which results are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ResultOrder {
-    /// As they come.
+    /// Order in which tasks end.
     #[default]
     Completion,
-    /// As the tasks came.
+    /// Order in which tasks were submitted.
     Input,
 }
 
-/// What becomes of what workers write to their standard output and error.
+/// Treatment of the workers' standard output and error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WorkerOutputPolicy {
-    /// It goes where ours goes.
+    /// The dispatcher's own streams are inherited.
     #[default]
     Inherited,
-    /// It is told as [`crate::RunEvent::WorkerWrote`].
+    /// Output is reported as [`crate::RunEvent::WorkerWrote`].
     Reported,
-    /// Only the last words of those that die are kept.
+    /// Only the end of the output is kept, for workers that die.
     Discarded,
 }

@@ -1,13 +1,13 @@
-//! Many tasks, few workers, and everything that can happen to either, at random. Alone in its program, so that file descriptors
-//! can be counted.
+//! Many tasks on few workers, with random failures of both. A separate test program, so that file descriptors can be
+//! counted.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "resource_pool/kit.rs"]
-#[allow(dead_code, reason = "other stories use the rest")]
-mod kit;
 #[path = "support/mod.rs"]
-#[allow(dead_code, reason = "other stories use the rest")]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
+#[path = "resource_pool/test_pool.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod test_pool;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -16,54 +16,45 @@ use std::time::Duration;
 use gpupool_confine::Signal;
 use gpupool_confine::process::{ProcessHandle, ProcessId};
 use gpupool_dispatch::resource_pool::{HeldWorker, HeldWorkerError, ResourcePool};
-use kit::{Story, in_time, until};
+use gpupool_testkit::SeededRng;
+use test_pool::{TestPool, wait_for_status, within_patience};
 
 const TASKS: u64 = 200;
 
-/// Numbers that look random, the same for the same seed.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
-}
-
-/// Processes that somebody has.
+/// Pids of held workers.
 #[derive(Clone, Default)]
-struct Taken(Arc<Mutex<HashSet<u32>>>);
+struct HeldPids(Arc<Mutex<HashSet<u32>>>);
 
-impl Taken {
-    fn take(&self, worker: &HeldWorker) {
-        assert!(self.0.lock().unwrap().insert(worker.pid()), "somebody else has worker {}", worker.id());
+impl HeldPids {
+    fn add(&self, worker: &HeldWorker) {
+        assert!(self.0.lock().unwrap().insert(worker.pid()), "worker {} has two holders", worker.id());
     }
 
-    fn give_back(&self, worker: &HeldWorker) {
+    fn remove(&self, worker: &HeldWorker) {
         assert!(self.0.lock().unwrap().remove(&worker.pid()));
     }
 }
 
-async fn one_task(pool: Arc<ResourcePool>, taken: Taken, number: u64, mut dice: Dice) {
+async fn run_task(pool: Arc<ResourcePool>, held_pids: HeldPids, number: u64, mut random: SeededRng) {
     let acquiring = pool.acquire(format!("task {number}"));
-    let worker = if dice.roll(5) == 0 {
-        match tokio::time::timeout(Duration::from_millis(dice.roll(300)), acquiring).await {
+    let worker = if random.below(5) == 0 {
+        match tokio::time::timeout(Duration::from_millis(random.below(300)), acquiring).await {
             Ok(worker) => worker.unwrap(),
             Err(_) => return,
         }
     } else {
-        in_time("a worker", acquiring).await.unwrap()
+        within_patience("a worker", acquiring).await.unwrap()
     };
-    taken.take(&worker);
+    held_pids.add(&worker);
     let run = |task: &str| worker.run(task.to_owned().into());
-    match dice.roll(8) {
+    match random.below(8) {
         0 => {
-            let error = in_time("the limit", run("sleep 1000000")).await.unwrap_err();
+            let error = within_patience("the limit", run("sleep 1000000")).await.unwrap_err();
             assert!(matches!(error, HeldWorkerError::Timeout(_)), "{error}");
         }
         1 => worker.kill(),
         2 => {
-            let error = in_time("its end", run("exit 1")).await.unwrap_err();
+            let error = within_patience("the end of the worker", run("exit 1")).await.unwrap_err();
             assert!(matches!(error, HeldWorkerError::Lost(_) | HeldWorkerError::Timeout(_)), "{error}");
         }
         3 => drop(run("sleep 1000000")),
@@ -73,20 +64,20 @@ async fn one_task(pool: Arc<ResourcePool>, taken: Taken, number: u64, mut dice: 
             {
                 process.signal(Signal::KILL).unwrap();
             }
-            let ended = in_time("its end", run("stuck")).await.unwrap_err();
+            let ended = within_patience("the end of the worker", run("stuck")).await.unwrap_err();
             assert!(!matches!(ended, HeldWorkerError::Failed(_)), "{ended}");
         }
-        5 => drop(in_time("children that hide", run("spawn")).await),
+        5 => drop(within_patience("hidden children", run("spawn")).await),
         _ => {
-            let echoed = in_time("an echo", run(&format!("echo {number}"))).await;
+            let echoed = within_patience("an echo", run(&format!("echo {number}"))).await;
             assert!(
                 echoed == Ok(number.to_string().into()) || matches!(echoed, Err(HeldWorkerError::Timeout(_))),
                 "{echoed:?}"
             );
         }
     }
-    taken.give_back(&worker);
-    if dice.roll(2) == 0 {
+    held_pids.remove(&worker);
+    if random.below(2) == 0 {
         worker.release().await;
     }
 }
@@ -96,35 +87,36 @@ fn open_files() -> usize {
 }
 
 #[test]
-fn nobody_shares_a_worker_and_nothing_is_left() {
+fn each_worker_has_one_holder_and_nothing_is_left() {
     let seed = std::process::id().into();
     eprintln!("seed {seed}");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let before = open_files();
-    let story = Story::of(4).with(|config| {
+    let test_pool = TestPool::with_workers(4).configure(|config| {
         config.min_workers = 2;
         config.worker_timeout = Duration::from_millis(400);
         config.idle_time = Duration::from_millis(100);
         config.acquire_patience = Duration::from_secs(600);
     });
-    let pool = Arc::new(story.start());
+    let pool = Arc::new(test_pool.start());
     runtime.block_on(async {
-        let taken = Taken::default();
-        let mut dice = Dice(seed);
+        let held_pids = HeldPids::default();
+        let mut random = SeededRng::new(seed);
         let tasks: Vec<_> = (0..TASKS)
-            .map(|number| tokio::spawn(one_task(Arc::clone(&pool), taken.clone(), number, Dice(dice.roll(u64::MAX)))))
+            .map(|number| tokio::spawn(run_task(Arc::clone(&pool), held_pids.clone(), number, random.fork())))
             .collect();
         for task in tasks {
             task.await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         }
-        until(&pool, "nobody has one", |status| status.active_tasks == 0 && status.waiting_tasks == 0).await;
-        until(&pool, "it is at rest", |status| status.available_workers == 2 && status.total_workers == 2).await;
+        wait_for_status(&pool, "no holds", |status| status.active_tasks == 0 && status.waiting_tasks == 0).await;
+        wait_for_status(&pool, "an idle pool", |status| status.available_workers == 2 && status.total_workers == 2)
+            .await;
         assert!(pool.audit_entries().iter().all(|entry| entry.ended.is_some()), "seed {seed}");
-        in_time("its end", pool.shutdown()).await;
+        within_patience("the end of the worker", pool.shutdown()).await;
     });
     let status = pool.status();
     assert_eq!((status.total_workers, status.active_tasks, status.waiting_tasks), (0, 0, 0), "seed {seed}");
-    story.expect_nothing_left();
+    test_pool.assert_nothing_left();
     drop(pool);
-    assert_eq!(open_files(), before, "seed {seed}: files are left open");
+    assert_eq!(open_files(), before, "seed {seed}: descriptors are left open");
 }

@@ -13,7 +13,7 @@ use std::io::{Seek, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{clock, open, waiting};
+use common::{clock, open, queued_lease};
 use gpupool_core::{LeaseRow, PoolRow, PoolTime};
 use gpupool_store::LeaseStore;
 
@@ -29,12 +29,16 @@ fn main() {
     .unwrap();
     println!("  rows  commits/s     rows/s   append/s  ratio  overwrite/s  ratio");
     for size in BATCHES {
-        // Turn and turn about, since disks change their mind; the middle of each counts.
+        // Alternating rounds, since the speed of a disk varies; the median of each counts.
         let rounds: [[f64; 3]; ROUNDS] = std::array::from_fn(|_| {
             let at = dir.path();
-            [store(at, size), bare(at, size, Place::Append), bare(at, size, Place::Overwrite)]
+            [
+                store_rate(at, size),
+                file_rate(at, size, WritePosition::Append),
+                file_rate(at, size, WritePosition::Overwrite),
+            ]
         });
-        let [commits, append, overwrite] = std::array::from_fn(|column| middle(rounds.map(|round| round[column])));
+        let [commits, append, overwrite] = std::array::from_fn(|column| median(rounds.map(|round| round[column])));
         let rows = commits * size as f64;
         let (to_append, to_overwrite) = (commits / append, commits / overwrite);
         println!(
@@ -43,36 +47,36 @@ fn main() {
     }
 }
 
-fn middle(mut rates: [f64; ROUNDS]) -> f64 {
+fn median(mut rates: [f64; ROUNDS]) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates[ROUNDS / 2]
 }
 
-/// Commits per second. Leases come again and again, as they do between asking and the end.
-fn store(dir: &Path, size: u64) -> f64 {
+/// Commits per second. Leases repeat, as they do between request and end.
+fn store_rate(dir: &Path, size: u64) -> f64 {
     let dir = tempfile::tempdir_in(dir).unwrap();
     let mut store = open(dir.path()).0;
-    rate(|turn| store.commit(&batch(turn, size), clock(turn)).unwrap())
+    turns_per_second(|turn| store.commit(&batch(turn, size), clock(turn)).unwrap())
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum WritePosition {
     Append,
     Overwrite,
 }
 
-/// The same bytes written and synced, times per second.
-fn bare(dir: &Path, size: u64, place: Place) -> f64 {
+/// Number of times per second that the same bytes are written and synced.
+fn file_rate(dir: &Path, size: u64, position: WritePosition) -> f64 {
     let file = tempfile::NamedTempFile::new_in(dir).unwrap();
     let mut file = file.as_file();
-    if place == Place::Overwrite {
+    if position == WritePosition::Overwrite {
         file.write_all(&vec![1; 4 << 20]).unwrap();
         file.sync_all().unwrap();
         file.rewind().unwrap();
     }
-    rate(|turn| {
+    turns_per_second(|turn| {
         let bytes: Vec<u8> = batch(turn, size).iter().flat_map(|row| serde_json::to_vec(row).unwrap()).collect();
-        if place == Place::Overwrite && file.stream_position().unwrap() + bytes.len() as u64 > 4 << 20 {
+        if position == WritePosition::Overwrite && file.stream_position().unwrap() + bytes.len() as u64 > 4 << 20 {
             file.rewind().unwrap();
         }
         file.write_all(&bytes).unwrap();
@@ -80,16 +84,16 @@ fn bare(dir: &Path, size: u64, place: Place) -> f64 {
     })
 }
 
-/// Rows that differ from turn to turn: the database does not write, nor sync, what is there already.
+/// Rows that differ in each turn: the database neither writes nor syncs unchanged rows.
 fn batch(turn: u64, size: u64) -> Vec<PoolRow> {
-    let row = |number| match waiting((turn * size + number) % 10_000) {
+    let row = |number| match queued_lease((turn * size + number) % 10_000) {
         PoolRow::Lease(lease) => PoolRow::Lease(LeaseRow { created_at: PoolTime(turn), ..lease }),
         other => other,
     };
     (0..size).map(row).collect()
 }
 
-fn rate(mut act: impl FnMut(u64)) -> f64 {
+fn turns_per_second(mut act: impl FnMut(u64)) -> f64 {
     let start = Instant::now();
     let mut turns = 0;
     while start.elapsed() < EACH {

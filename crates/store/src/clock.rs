@@ -1,20 +1,20 @@
-//! The pool's clock told as people's time.
+//! Conversion from the pool's clock to wall time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpupool_core::{Millis, PoolTime};
 
-/// One instant on both clocks, by which any time of the pool can be told as wall time.
+/// One instant on both clocks, from which any pool time converts to wall time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockReading {
-    /// On the pool's clock.
+    /// Time on the pool's clock.
     pub pool: PoolTime,
-    /// On the wall.
+    /// Wall time.
     pub wall: SystemTime,
 }
 
 impl ClockReading {
-    /// Returns a time of the pool as wall time, in whole milliseconds; times before 1970 count as 1970.
+    /// Returns a pool time as wall time, in whole milliseconds; times before 1970 count as 1970.
     pub(crate) fn wall_of(self, time: PoolTime) -> SystemTime {
         let now = millis(self.wall);
         wall(if time >= self.pool {
@@ -25,27 +25,27 @@ impl ClockReading {
     }
 }
 
-/// Returns a wall time as milliseconds since 1970, within what a database can hold.
+/// Returns a wall time as milliseconds since 1970, within the range of a database integer.
 pub(crate) fn millis(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX).min(i64::MAX as u64)
 }
 
-/// Returns the wall time that is so many milliseconds after 1970.
+/// Returns the wall time that many milliseconds after 1970.
 pub(crate) fn wall(millis: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(UNIX_EPOCH)
 }
 
-// Where the pool's clock stands, so that it goes on after the machine was started anew.
+// Anchor of the pool's clock, so that the clock continues after a reboot.
 
-/// An instant on both clocks, and which start of the machine it belongs to.
+/// An instant on both clocks, and the boot of the machine that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClockAnchor {
-    /// Identifies a start of the machine.
+    /// Identifier of the boot.
     pub boot: String,
-    /// How far the pool's clock is ahead of the time since that start.
+    /// Lead of the pool's clock over the time since that boot.
     pub ahead: Millis,
-    /// The instant.
+    /// Instant on both clocks.
     pub at: ClockReading,
 }
 
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_of_the_pool_are_told_from_one_instant_on_both_clocks() {
+    fn pool_times_convert_from_one_instant_on_both_clocks() {
         let clock = ClockReading { pool: PoolTime(5_000), wall: wall(1_000_000) };
         assert_eq!(clock.wall_of(PoolTime(5_000)), wall(1_000_000));
         assert_eq!(clock.wall_of(PoolTime(2_000)), wall(997_000));

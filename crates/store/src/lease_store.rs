@@ -1,4 +1,4 @@
-//! What an agent needs from the place where leases are kept.
+//! Interface between the agent and the storage of leases.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -12,39 +12,40 @@ use crate::trail::{TrailPage, TrailQuery, UsageDimension, UsageTotal};
 
 /// Durable storage of a pool's rows, of the audit trail that follows from them, and of API tokens. It has one writer.
 pub trait LeaseStore: Send {
-    /// Returns the last row about each thing: to build a pool at the start, and anew after a commit that failed.
+    /// Returns the last row about each entity, to build a pool at the start and again after a failed commit.
     fn load(&self) -> Result<LoadedRows, ReadError>;
 
-    /// Returns how many times the store was opened for writing, this time included. It is kept durably and never falls, so
-    /// that a later writer can be told from an earlier one.
+    /// Returns the number of times the store was opened for writing, including this one. The number is durable and
+    /// never falls, so it tells a later writer from an earlier one.
     fn generation(&self) -> u64;
 
-    /// Commits rows, in this order, and the records that they mean for the audit trail. When this returns they are durable;
-    /// when it fails none of them is kept. Committing the same rows again is harmless.
+    /// Commits rows, in this order, and the audit trail records that follow from them. Rows are durable when the call
+    /// returns; if it fails, none is written. Committing the same rows again is harmless.
     fn commit(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError>;
 
-    /// Commits as [`LeaseStore::commit`] does, for batches that only give back: where no space is left, space that was set
-    /// aside is given up for them.
+    /// Commits like [`LeaseStore::commit`], for batches that only release. On a full disk the reserved space is
+    /// released for them.
     fn commit_urgent(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError>;
 
-    /// Returns how many committed batches wait in the write-ahead buffer. They are durable, and every reading shows them.
+    /// Returns the number of committed batches in the write-ahead buffer. They are durable, and every reading includes
+    /// them.
     fn unflushed_batches(&self) -> usize;
 
-    /// Moves the batches of the write-ahead buffer to where they are kept for good. Where this fails they stay in the
-    /// buffer, and nothing is lost.
+    /// Moves the batches of the write-ahead buffer to the tables. On failure they stay in the buffer, and nothing is
+    /// lost.
     fn flush(&mut self) -> Result<(), CommitError>;
 
-    /// Tries to write again after a failure: keeps the anchor, and sets aside anew the space that an urgent commit took.
-    /// [`CommitError::Full`] means that only urgent commits can be expected to succeed.
+    /// Tries to write again after a failure: stores the anchor, and reserves the space again that an urgent commit
+    /// used. [`CommitError::Full`] means that only urgent commits can succeed.
     fn recover(&mut self, anchor: &ClockAnchor) -> Result<(), CommitError>;
 
-    /// Returns the anchor that was kept last.
+    /// Returns the last stored anchor.
     fn clock_anchor(&self) -> Result<Option<ClockAnchor>, ReadError>;
 
-    /// Keeps an anchor in place of the one before.
+    /// Stores an anchor, replacing the previous one.
     fn set_clock_anchor(&mut self, anchor: &ClockAnchor) -> Result<(), CommitError>;
 
-    /// Makes a token. Its secret is told here and never again.
+    /// Creates a token and returns its secret, which cannot be read again.
     fn create_token(
         &mut self,
         owner: &str,
@@ -52,53 +53,54 @@ pub trait LeaseStore: Send {
         at: SystemTime,
     ) -> Result<(TokenId, TokenSecret), CommitError>;
 
-    /// Revokes a token, and returns whether there was one to revoke.
+    /// Revokes a token. Returns whether a valid token had this id.
     fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError>;
 
-    /// Lists every token, revoked ones too, oldest first.
+    /// Lists every token, including revoked ones, oldest first.
     fn tokens(&self) -> Result<Vec<TokenMetadata>, ReadError>;
 
-    /// Returns the owners of all tokens that were not revoked, to look secrets up in memory. Ask again after a token was
+    /// Returns the owners of all valid tokens, to look up secrets in memory. The result is outdated when a token is
     /// created or revoked.
     fn token_owners(&self) -> Result<TokenOwners, ReadError>;
 
-    /// Removes the records of leases that ended before `older_than`, up to a thousand leases, and returns how many records
-    /// were removed. Call it again until it returns 0, with other commits in between. Records of held leases stay.
+    /// Removes the records of at most a thousand leases that ended before `older_than`, and returns the number of
+    /// removed records. Call this until it returns 0, with other commits in between. Records of held leases stay.
     fn prune_trail(&mut self, older_than: SystemTime) -> Result<usize, CommitError>;
 
     /// Returns a reader of the audit trail, for any other thread.
     fn trail_reader(&self) -> Box<dyn TrailReader>;
 }
 
-/// Reader of the audit trail. It never waits for the store's writer nor holds it up, and sees every committed batch.
+/// Reader of the audit trail. It neither waits for the store's writer nor delays it, and includes every committed
+/// batch.
 pub trait TrailReader: Send + Sync {
     /// Returns a page of the audit trail, oldest first.
     fn history(&self, query: &TrailQuery) -> Result<TrailPage, ReadError>;
 
-    /// Sums what was held from `since` until `now`, what is still held included; most first.
+    /// Sums the usage from `since` until `now`, including held leases; highest first.
     fn usage(&self, by: UsageDimension, since: SystemTime, now: SystemTime) -> Result<Vec<UsageTotal>, ReadError>;
 }
 
-/// Rows of a store, and what is wrong with it.
+/// Rows of a store, and its problems.
 #[derive(Debug, Default)]
 pub struct LoadedRows {
-    /// The last row about each thing.
+    /// Last row about each entity.
     pub rows: Vec<PoolRow>,
-    /// Faults that do not stand in the way, for people: rows that cannot be read (they stay where they are), space that
-    /// cannot be set aside.
+    /// Problems for people that do not prevent operation: unreadable rows, which stay stored, or space that cannot be
+    /// reserved.
     pub warnings: Vec<String>,
 }
 
-// How rows are told apart. A new kind of row is added here and nowhere else.
+// Identity of rows. A new kind of row is added only here.
 
-/// Kind and key of the thing that a row is about: a later row with the same ones replaces it.
+/// Kind and key of the entity of a row; a later row with the same key replaces an earlier one.
 pub(crate) type RowKey<'a> = (&'static str, Cow<'a, str>);
 
 const NODE: &str = "node";
 const DEVICE: &str = "device";
 
-/// Returns the kind of the thing that a row is about.
-fn kind_of(row: &PoolRow) -> &'static str {
+/// Returns the kind of the entity of a row.
+fn row_kind(row: &PoolRow) -> &'static str {
     match row {
         PoolRow::Node(_) | PoolRow::ForgetNode(_) => NODE,
         PoolRow::Device(_) | PoolRow::ForgetDevice(_) => DEVICE,
@@ -110,8 +112,8 @@ fn kind_of(row: &PoolRow) -> &'static str {
     }
 }
 
-/// Returns what a row is about.
-pub(crate) fn key_of(row: &PoolRow) -> Result<RowKey<'_>, serde_json::Error> {
+/// Returns the kind and key of the entity of a row.
+pub(crate) fn row_key(row: &PoolRow) -> Result<RowKey<'_>, serde_json::Error> {
     let key = match row {
         PoolRow::Node(row) => row.node.to_string().into(),
         PoolRow::Device(row) => row.device.to_string().into(),
@@ -123,17 +125,17 @@ pub(crate) fn key_of(row: &PoolRow) -> Result<RowKey<'_>, serde_json::Error> {
         PoolRow::Usage(row) => Cow::Borrowed(&*row.owner),
         PoolRow::Workload(row) => serde_json::to_string(&row.class)?.into(),
     };
-    Ok((kind_of(row), key))
+    Ok((row_kind(row), key))
 }
 
-/// Returns whether a row removes the thing that it is about.
+/// Returns whether a row removes its entity.
 pub(crate) fn is_removal(row: &PoolRow) -> bool {
     matches!(row, PoolRow::Forget(_) | PoolRow::ForgetNode(_) | PoolRow::ForgetDevice(_))
 }
 
-/// Returns whether a row changes what devices are called in the audit trail.
-pub(crate) fn names_devices(row: &PoolRow) -> bool {
-    matches!(kind_of(row), NODE | DEVICE)
+/// Returns whether a row changes the names of devices in the audit trail.
+pub(crate) fn renames_devices(row: &PoolRow) -> bool {
+    matches!(row_kind(row), NODE | DEVICE)
 }
 
 /// Returns the key of a device's row.

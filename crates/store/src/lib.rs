@@ -1,14 +1,14 @@
-//! Where leases survive a crash.
+//! Durable storage of leases.
 //!
-//! [`LeaseStore`] is what the thread that owns the pool needs: [`LeaseStore::load`] gives the rows that the last pool left,
-//! [`LeaseStore::commit`] keeps the rows of a batch, durably and all or nothing. From lease rows a store derives the audit
-//! trail, so that trail and leases never disagree; a [`TrailReader`] reads it without waiting for commits. API tokens are
-//! kept beside them, as hashes.
+//! [`LeaseStore`] serves the thread that owns the pool: [`LeaseStore::load`] returns the rows that the last pool left,
+//! [`LeaseStore::commit`] writes the rows of a batch durably, all or nothing. A store derives the audit trail from
+//! lease rows, so trail and leases never disagree; a [`TrailReader`] reads it without waiting for commits. API tokens
+//! are stored beside them, as hashes.
 //!
-//! [`SqliteStore`] keeps everything in an embedded database on one disk, with one writer. [`MemoryStore`] keeps it in
-//! memory, for tests. Both pass the same contract tests.
+//! [`SqliteStore`] is an embedded database on one disk, with one writer. [`MemoryStore`] is in memory, for tests. Both
+//! pass the same contract tests.
 //!
-//! Everything here blocks: a store belongs on a thread of its own.
+//! Every call blocks: a store belongs on its own thread.
 
 mod clock;
 mod error;

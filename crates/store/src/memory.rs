@@ -1,4 +1,4 @@
-//! A store in memory, for tests: nothing survives the process, and commits can be made to fail or to hang.
+//! A store in memory, for tests: it ends with the process, and its commits can be made to fail or to hang.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -12,33 +12,33 @@ use gpupool_core::{DeviceId, LeaseId, PoolRow};
 
 use crate::clock::{ClockAnchor, ClockReading, millis};
 use crate::error::{CommitError, ReadError};
-use crate::lease_store::{LeaseStore, LoadedRows, RowKey, TrailReader, device_key, is_removal, key_of, node_key};
-use crate::limits::REMOVED_AT_ONCE;
+use crate::lease_store::{LeaseStore, LoadedRows, RowKey, TrailReader, device_key, is_removal, node_key, row_key};
+use crate::limits::PRUNED_LEASES;
 use crate::tokens::{self, SecretHash, TokenId, TokenMetadata, TokenOwner, TokenOwners, TokenRole, TokenSecret};
 use crate::trail::{
-    HeldDevice, HeldTime, TrailEvent, TrailLog, TrailPage, TrailQuery, TrailRecord, UsageDimension, UsageTotal, follow,
-    names_of, usage_lines,
+    HeldDevice, HoldingPeriod, TrailEvent, TrailLog, TrailPage, TrailQuery, TrailRecord, UsageDimension, UsageTotal,
+    add_records, name_device, sum_usage,
 };
 
-/// Where a [`MemoryStore`] keeps everything: what a disk is to another store. Its clones are the same one. It outlives the
-/// stores that are opened on it, and makes their commits fail.
+/// Contents of a [`MemoryStore`], like the disk of another store. Clones share the contents. It outlives the stores
+/// that are opened on it, and can make their commits fail.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryDisk {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryDiskState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    contents: Mutex<Contents>,
-    /// Apart from the contents, so that a commit that hangs holds up no reader.
-    faults: Mutex<Faults>,
+struct MemoryDiskState {
+    contents: Mutex<MemoryContents>,
+    /// Separate from the contents, so that a hanging commit does not block readers.
+    faults: Mutex<CommitFaults>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Faults {
+struct CommitFaults {
     fault: Option<MemoryFault>,
-    /// Commits that hang.
+    /// Number of hanging commits.
     hanging: usize,
 }
 
@@ -47,7 +47,7 @@ struct Faults {
 pub enum MemoryFault {
     /// No space is left: only urgent commits succeed.
     Full,
-    /// Every commit fails with an error of the disk.
+    /// Every commit fails with a disk error.
     Io,
     /// Every commit waits until the fault changes.
     Hang,
@@ -61,7 +61,7 @@ impl MemoryDisk {
         MemoryStore { disk: self.clone(), generation: contents.generation }
     }
 
-    /// Makes commits fail, hang, or succeed again. Commits that hang go on.
+    /// Makes commits fail, hang or succeed again. Hanging commits continue.
     pub fn set_fault(&self, fault: Option<MemoryFault>) {
         lock(&self.shared.faults).fault = fault;
         self.shared.changed.notify_all();
@@ -75,12 +75,12 @@ impl MemoryDisk {
     }
 
     /// Changes the contents, unless there is a fault.
-    fn write<T>(&self, is_urgent: bool, change: impl FnOnce(&mut Contents) -> T) -> Result<T, CommitError> {
+    fn write<T>(&self, is_urgent: bool, change: impl FnOnce(&mut MemoryContents) -> T) -> Result<T, CommitError> {
         let mut faults = lock(&self.shared.faults);
         if faults.fault == Some(MemoryFault::Hang) {
             faults.hanging += 1;
             self.shared.changed.notify_all();
-            let hangs = |faults: &mut Faults| faults.fault == Some(MemoryFault::Hang);
+            let hangs = |faults: &mut CommitFaults| faults.fault == Some(MemoryFault::Hang);
             faults = self.shared.changed.wait_while(faults, hangs).unwrap_or_else(PoisonError::into_inner);
             faults.hanging -= 1;
         }
@@ -99,7 +99,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A store on a [`MemoryDisk`]. It has no write-ahead buffer, and space for urgent commits always.
+/// A store on a [`MemoryDisk`]. It has no write-ahead buffer, and always space for urgent commits.
 #[derive(Debug)]
 pub struct MemoryStore {
     disk: MemoryDisk,
@@ -107,25 +107,25 @@ pub struct MemoryStore {
 }
 
 #[derive(Debug, Default)]
-struct Contents {
+struct MemoryContents {
     generation: u64,
     rows: BTreeMap<RowKey<'static>, PoolRow>,
-    /// The audit trail, oldest first, each record with its place in it.
+    /// Audit trail, oldest first, with the sequence number of each record.
     trail: Vec<(u64, TrailRecord)>,
     anchor: Option<ClockAnchor>,
     tokens: Vec<(SecretHash, TokenMetadata)>,
 }
 
-impl Contents {
+impl MemoryContents {
     fn apply(&mut self, rows: &[PoolRow], clock: ClockReading) {
         for row in rows {
-            let Ok(()) = follow(self, row, clock);
-            self.put(row);
+            let Ok(()) = add_records(self, row, clock);
+            self.put_row(row);
         }
     }
 
-    fn put(&mut self, row: &PoolRow) {
-        let Ok((kind, key)) = key_of(row) else { return };
+    fn put_row(&mut self, row: &PoolRow) {
+        let Ok((kind, key)) = row_key(row) else { return };
         let key = (kind, Cow::Owned(key.into_owned()));
         if is_removal(row) {
             self.rows.remove(&key);
@@ -143,7 +143,7 @@ impl Contents {
     }
 }
 
-impl TrailLog for Contents {
+impl TrailLog for MemoryContents {
     type Error = Infallible;
 
     fn grant(&mut self, lease: LeaseId) -> Result<Option<TrailRecord>, Infallible> {
@@ -160,14 +160,14 @@ impl TrailLog for Contents {
             Some(PoolRow::Node(node)) => Some(node),
             _ => None,
         };
-        Ok(names_of(id, device, node))
+        Ok(name_device(id, device, node))
     }
 
     fn add(&mut self, record: TrailRecord) -> Result<(), Infallible> {
-        let is_there = self.trail.iter().any(|(_, known)| (known.lease, known.event) == (record.lease, record.event));
-        if !is_there {
-            let place = self.trail.last().map_or(1, |(last, _)| last + 1);
-            self.trail.push((place, record));
+        let exists = self.trail.iter().any(|(_, known)| (known.lease, known.event) == (record.lease, record.event));
+        if !exists {
+            let sequence = self.trail.last().map_or(1, |(last, _)| last + 1);
+            self.trail.push((sequence, record));
         }
         Ok(())
     }
@@ -218,8 +218,8 @@ impl LeaseStore for MemoryStore {
         at: SystemTime,
     ) -> Result<(TokenId, TokenSecret), CommitError> {
         let refused = |error: io::Error| CommitError::Refused { file: "memory".into(), source: error.into() };
-        let secret = tokens::draw().map_err(refused)?;
-        let hash = tokens::hash(secret.reveal());
+        let secret = tokens::generate_secret().map_err(refused)?;
+        let hash = tokens::hash_secret(secret.reveal());
         self.disk.write(false, |contents| {
             let id = TokenId(contents.tokens.len() as u64 + 1);
             let token = TokenOwner { id, owner: owner.to_owned(), role };
@@ -230,19 +230,19 @@ impl LeaseStore for MemoryStore {
 
     fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError> {
         self.disk.write(false, |contents| {
-            let live = |(_, line): &&mut (SecretHash, TokenMetadata)| line.token.id == id && line.revoked_at.is_none();
-            contents.tokens.iter_mut().find(live).map(|(_, line)| line.revoked_at = Some(at)).is_some()
+            let live = |(_, token): &&mut (_, TokenMetadata)| token.token.id == id && token.revoked_at.is_none();
+            contents.tokens.iter_mut().find(live).map(|(_, token)| token.revoked_at = Some(at)).is_some()
         })
     }
 
     fn tokens(&self) -> Result<Vec<TokenMetadata>, ReadError> {
-        Ok(lock(&self.disk.shared.contents).tokens.iter().map(|(_, line)| line.clone()).collect())
+        Ok(lock(&self.disk.shared.contents).tokens.iter().map(|(_, token)| token.clone()).collect())
     }
 
     fn token_owners(&self) -> Result<TokenOwners, ReadError> {
         let contents = lock(&self.disk.shared.contents);
-        let live = contents.tokens.iter().filter(|(_, line)| line.revoked_at.is_none());
-        Ok(live.map(|(hash, line)| (*hash, line.token.clone())).collect())
+        let live = contents.tokens.iter().filter(|(_, token)| token.revoked_at.is_none());
+        Ok(live.map(|(hash, token)| (*hash, token.token.clone())).collect())
     }
 
     fn prune_trail(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
@@ -250,7 +250,7 @@ impl LeaseStore for MemoryStore {
             let is_old =
                 |record: &&TrailRecord| record.event == TrailEvent::Ended && millis(record.at) < millis(older_than);
             let old = contents.trail.iter().map(|(_, record)| record).filter(is_old).map(|record| record.lease);
-            let old: HashSet<LeaseId> = old.take(REMOVED_AT_ONCE).collect();
+            let old: HashSet<LeaseId> = old.take(PRUNED_LEASES).collect();
             let before = contents.trail.len();
             contents.trail.retain(|(_, record)| !old.contains(&record.lease));
             before - contents.trail.len()
@@ -265,15 +265,15 @@ impl LeaseStore for MemoryStore {
 impl TrailReader for MemoryDisk {
     fn history(&self, query: &TrailQuery) -> Result<TrailPage, ReadError> {
         let contents = lock(&self.shared.contents);
-        let found = contents.trail.iter().filter(|(place, record)| query.matches(*place, record));
-        let Ok(page) = TrailPage::of(query, found.cloned().map(Ok::<_, Infallible>));
+        let found = contents.trail.iter().filter(|(sequence, record)| query.matches(*sequence, record));
+        let Ok(page) = TrailPage::collect(query, found.cloned().map(Ok::<_, Infallible>));
         Ok(page)
     }
 
     fn usage(&self, by: UsageDimension, since: SystemTime, now: SystemTime) -> Result<Vec<UsageTotal>, ReadError> {
         let records = lock(&self.shared.contents).records();
-        let held = HeldTime::of(&records).map(Ok::<_, Infallible>);
-        let Ok(lines) = usage_lines(by, millis(since), millis(now), held);
-        Ok(lines)
+        let held = HoldingPeriod::from_records(&records).map(Ok::<_, Infallible>);
+        let Ok(totals) = sum_usage(by, millis(since), millis(now), held);
+        Ok(totals)
     }
 }

@@ -1,7 +1,7 @@
-//! Tokens for the API: a random secret that its holder sees once, and the hash that a store keeps.
+//! API tokens: a random secret that is shown once, and the hash in the store.
 //!
-//! The secret has 256 random bits, so a plain hash hides it, and looking the hash up tells an attacker nothing by how
-//! long it takes: what is compared is not what was sent.
+//! The secret has 256 random bits, so a plain hash protects it. The duration of a lookup reveals nothing to an
+//! attacker, because hashes are compared instead of secrets.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 
-/// Names a token, to list and revoke it.
+/// Identifier of a token, to list and revoke it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenId(pub u64);
 
@@ -24,18 +24,18 @@ impl fmt::Display for TokenId {
 /// Rights of a token's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenRole {
-    /// Take and give back leases of its own.
+    /// May request and release leases of the own account.
     User,
-    /// Revoke anybody's, too, and cordon devices.
+    /// May also revoke every lease and cordon devices.
     Admin,
 }
 
-/// The secret of a token, to be shown once.
+/// Secret of a token, to be shown once.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TokenSecret(String);
 
 impl TokenSecret {
-    /// The secret in plain text: `gpt_` and 64 hexadecimal digits.
+    /// Returns the secret in plain text: `gpt_` and 64 hexadecimal digits.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -47,38 +47,36 @@ impl fmt::Debug for TokenSecret {
     }
 }
 
-/// Owner of a token, and what the token allows.
+/// Owner and rights of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenOwner {
-    /// Which token it is.
     pub id: TokenId,
-    /// On whose account it acts.
+    /// Account of the token.
     pub owner: String,
-    /// What it may do.
     pub role: TokenRole,
 }
 
-/// A token, without its secret.
+/// A token without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenMetadata {
     pub token: TokenOwner,
-    /// When it was made.
+    /// Creation time.
     pub created_at: SystemTime,
-    /// When it was revoked.
+    /// Revocation time, if revoked.
     pub revoked_at: Option<SystemTime>,
 }
 
-/// Owners of all tokens that were not revoked, by the hashes of their secrets.
+/// Owners of all valid tokens, by the hashes of their secrets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenOwners {
     owners: HashMap<SecretHash, TokenOwner>,
 }
 
 impl TokenOwners {
-    /// Returns the owner of a secret, unless the secret is unknown or was revoked. The time that this takes tells nothing of
-    /// other secrets: hashes are compared, which a caller cannot choose.
+    /// Returns the owner of a secret, unless the secret is unknown or revoked. The duration reveals nothing about other
+    /// secrets: the compared hashes cannot be chosen by a caller.
     pub fn find(&self, secret: &str) -> Option<&TokenOwner> {
-        self.owners.get(&hash(secret))
+        self.owners.get(&hash_secret(secret))
     }
 }
 
@@ -88,15 +86,15 @@ impl FromIterator<(SecretHash, TokenOwner)> for TokenOwners {
     }
 }
 
-/// Hash of a secret, which is all that a store keeps of it.
+/// Hash of a secret; the store never has the secret.
 pub(crate) type SecretHash = [u8; 32];
 
-/// Draws a secret that was never drawn before.
-pub(crate) fn draw() -> io::Result<TokenSecret> {
+/// Generates a random secret.
+pub(crate) fn generate_secret() -> io::Result<TokenSecret> {
     let mut bytes = [0_u8; 32];
-    let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;
-    // The kernel gives up to 256 bytes whole.
-    assert_eq!(drawn, bytes.len(), "the kernel gave too few random bytes");
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
+    // The kernel returns up to 256 bytes at once.
+    assert_eq!(filled, bytes.len(), "the kernel returned too few random bytes");
     let mut secret = String::from("gpt_");
     for byte in bytes {
         let _ = write!(secret, "{byte:02x}");
@@ -105,6 +103,6 @@ pub(crate) fn draw() -> io::Result<TokenSecret> {
 }
 
 /// Returns the hash of a secret.
-pub(crate) fn hash(secret: &str) -> SecretHash {
+pub(crate) fn hash_secret(secret: &str) -> SecretHash {
     Sha256::digest(secret.as_bytes()).into()
 }

@@ -1,7 +1,7 @@
-//! The audit trail: records of leases that were granted and ended, and how they follow from the rows of leases.
+//! The audit trail: records of granted and ended leases, derived from lease rows.
 //!
-//! Each lease has at most one record of its grant and one of its end, so that committing a batch again adds nothing. Where
-//! records are kept is a [`TrailLog`]'s matter: in tables, or in memory.
+//! Each lease has at most one record of its grant and one of its end, so committing a batch again adds nothing. A
+//! [`TrailLog`] stores the records, in tables or in memory.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -16,95 +16,95 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{ClockReading, millis};
 use crate::limits::PAGE_RECORDS;
 
-/// What happened to a lease.
+/// Event in the life of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrailEvent {
-    /// It was granted.
+    /// The lease was granted.
     Granted,
-    /// It ended, granted before or not.
+    /// The lease ended, with or without a grant.
     Ended,
 }
 
-/// What a lease held on one device.
+/// Amount that a lease holds of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldDevice {
-    /// The name of its node.
+    /// Name of the node.
     pub node: String,
-    /// Its number there.
+    /// Number of the device on its node.
     pub gpu_id: GpuId,
-    /// Its UUID, or its place on the bus where it has none.
+    /// UUID of the device, or its PCI address if it has none.
     pub uuid: String,
-    /// How much of the device was held.
+    /// Share of the device.
     pub share: Share,
-    /// How much of a whole GPU the device is.
+    /// Share of a whole GPU that the device is.
     #[serde(rename = "of_gpu")]
     pub share_of_gpu: Share,
-    /// How much of its memory was held.
+    /// Memory of the device.
     pub memory: Bytes,
 }
 
-/// A record of the audit trail.
+/// Record of the audit trail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrailRecord {
     pub lease: LeaseId,
-    /// What happened to it.
+    /// Event that the record describes.
     pub event: TrailEvent,
     pub at: SystemTime,
     pub owner: String,
-    /// The owner's own name for whoever uses it.
+    /// Identifier of the owner's worker, chosen by the owner.
     pub worker_id: Option<String>,
-    /// What it holds, or held.
+    /// Devices of the lease; also those it held before its end.
     pub devices: Vec<HeldDevice>,
-    /// Its fencing token, where it was granted.
+    /// Fencing token, if the lease was granted.
     pub token: Option<Token>,
-    /// Why it ended: the name of the cause, and what fault it was after a colon.
+    /// Reason of the end: the name of the cause; a fault follows after a colon.
     pub cause: Option<String>,
     pub granted_at: Option<SystemTime>,
     pub ended_at: Option<SystemTime>,
 }
 
-// How records follow from rows.
+// Derivation of records from rows.
 
-/// Place where records are kept.
+/// Storage of trail records.
 pub(crate) trait TrailLog {
     type Error;
 
     /// Returns the record of a lease's grant, if there is one.
     fn grant(&mut self, lease: LeaseId) -> Result<Option<TrailRecord>, Self::Error>;
 
-    /// Returns a device by the names it has now, with nothing held of it.
+    /// Returns a device with its current names and no amounts.
     fn device_names(&mut self, device: DeviceId) -> Result<HeldDevice, Self::Error>;
 
-    /// Adds a record, unless there is one of the same event of the same lease.
+    /// Adds a record, unless the same event of the same lease has one.
     fn add(&mut self, record: TrailRecord) -> Result<(), Self::Error>;
 }
 
-/// Adds the records that a row means.
-pub(crate) fn follow<T: TrailLog>(trail: &mut T, row: &PoolRow, clock: ClockReading) -> Result<(), T::Error> {
+/// Adds the records that follow from a row.
+pub(crate) fn add_records<T: TrailLog>(trail: &mut T, row: &PoolRow, clock: ClockReading) -> Result<(), T::Error> {
     match row {
-        PoolRow::Lease(lease) => follow_lease(trail, lease, clock),
-        PoolRow::Forget(lease) => close(trail, *lease, clock),
+        PoolRow::Lease(lease) => add_lease_records(trail, lease, clock),
+        PoolRow::Forget(lease) => end_forgotten_lease(trail, *lease, clock),
         _ => Ok(()),
     }
 }
 
-fn follow_lease<T: TrailLog>(trail: &mut T, lease: &LeaseRow, clock: ClockReading) -> Result<(), T::Error> {
+fn add_lease_records<T: TrailLog>(trail: &mut T, lease: &LeaseRow, clock: ClockReading) -> Result<(), T::Error> {
     let grant = match lease.granted_at {
         Some(granted_at) => Some(match trail.grant(lease.id)? {
             Some(grant) => grant,
             None => {
-                let grant = grant_of(trail, lease, clock.wall_of(granted_at))?;
+                let grant = grant_record(trail, lease, clock.wall_of(granted_at))?;
                 trail.add(grant.clone())?;
                 grant
             }
         }),
         None => None,
     };
-    if lease.state.is_ended() { trail.add(end_of(lease, grant, clock)) } else { Ok(()) }
+    if lease.state.is_ended() { trail.add(end_record(lease, grant, clock)) } else { Ok(()) }
 }
 
-fn grant_of<T: TrailLog>(trail: &mut T, lease: &LeaseRow, at: SystemTime) -> Result<TrailRecord, T::Error> {
+fn grant_record<T: TrailLog>(trail: &mut T, lease: &LeaseRow, at: SystemTime) -> Result<TrailRecord, T::Error> {
     let held = |promise: &DevicePromise| {
         let names = trail.device_names(promise.device)?;
         Ok(HeldDevice { share: promise.share, memory: promise.memory, ..names })
@@ -123,10 +123,10 @@ fn grant_of<T: TrailLog>(trail: &mut T, lease: &LeaseRow, at: SystemTime) -> Res
     })
 }
 
-/// Returns the record of a lease's end. An ended lease holds nothing any more: the record of its grant tells what it held.
-fn end_of(lease: &LeaseRow, grant: Option<TrailRecord>, clock: ClockReading) -> TrailRecord {
+/// Returns the record of a lease's end. An ended lease holds nothing; its devices come from the record of the grant.
+fn end_record(lease: &LeaseRow, grant: Option<TrailRecord>, clock: ClockReading) -> TrailRecord {
     let at = clock.wall_of(lease.ended_at.unwrap_or(clock.pool));
-    // The wall clock may have been put back since the grant.
+    // The wall clock may have been set back since the grant.
     let at = grant.as_ref().map_or(at, |grant| at.max(grant.at));
     TrailRecord {
         lease: lease.id,
@@ -137,13 +137,13 @@ fn end_of(lease: &LeaseRow, grant: Option<TrailRecord>, clock: ClockReading) -> 
         granted_at: grant.as_ref().map(|grant| grant.at),
         devices: grant.map(|grant| grant.devices).unwrap_or_default(),
         token: lease.token,
-        cause: lease.cause.as_ref().map(name_of),
+        cause: lease.cause.as_ref().map(cause_name),
         ended_at: Some(at),
     }
 }
 
-/// Ends the trail of a lease that is forgotten before it ended, so that it does not count as held for ever.
-fn close<T: TrailLog>(trail: &mut T, lease: LeaseId, clock: ClockReading) -> Result<(), T::Error> {
+/// Adds the end of a lease that is forgotten before it ended; otherwise it would count as held for ever.
+fn end_forgotten_lease<T: TrailLog>(trail: &mut T, lease: LeaseId, clock: ClockReading) -> Result<(), T::Error> {
     let Some(grant) = trail.grant(lease)? else { return Ok(()) };
     let at = clock.wall_of(clock.pool).max(grant.at);
     trail.add(TrailRecord {
@@ -155,7 +155,7 @@ fn close<T: TrailLog>(trail: &mut T, lease: LeaseId, clock: ClockReading) -> Res
     })
 }
 
-fn name_of(cause: &EndCause) -> String {
+fn cause_name(cause: &EndCause) -> String {
     match serde_json::to_value(cause) {
         Ok(serde_json::Value::String(name)) => name,
         _ => match cause {
@@ -165,11 +165,11 @@ fn name_of(cause: &EndCause) -> String {
     }
 }
 
-/// Returns a device by the names that outlive the pool's own numbers, with nothing held of it.
-pub(crate) fn names_of(id: DeviceId, device: Option<&DeviceRow>, node: Option<&NodeRow>) -> HeldDevice {
+/// Returns a device with names that outlive the pool's own numbers, and no amounts.
+pub(crate) fn name_device(id: DeviceId, device: Option<&DeviceRow>, node: Option<&NodeRow>) -> HeldDevice {
     HeldDevice {
         node: node.map(|node| node.facts.name.to_string()).unwrap_or_default(),
-        // Without its row only the pool's number is known, which on one node is the same.
+        // Without its row only the pool's number is known, which is the same on a pool of one node.
         gpu_id: device.map_or(GpuId(id.0), |device| device.gpu_id),
         uuid: device.map_or(String::new(), |device| device.facts.identity.to_string()),
         share: Share(0),
@@ -178,68 +178,68 @@ pub(crate) fn names_of(id: DeviceId, device: Option<&DeviceRow>, node: Option<&N
     }
 }
 
-// Reading, page by page.
+// Pages of the trail.
 
-/// Which records. Everything left out means any.
+/// Filter of records. An absent field matches every record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrailQuery {
     pub owner: Option<String>,
-    /// Only leases on devices with this number on their node.
+    /// Only leases with a device of this number on its node.
     pub gpu_id: Option<GpuId>,
-    /// Not before.
+    /// Earliest time, inclusive.
     pub since: Option<SystemTime>,
-    /// Before.
+    /// Latest time, exclusive.
     pub until: Option<SystemTime>,
-    /// At most so many; a page has 1000 at most.
+    /// Maximum number of records; a page has at most 1000.
     pub limit: Option<usize>,
-    /// Go on where a page ended.
+    /// End of the previous page.
     pub after: Option<TrailCursor>,
 }
 
-/// Where a page ended: the place of its last record in the trail.
+/// End of a page: the sequence number of its last record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrailCursor(pub u64);
 
-/// Records, in the order they were made: the wall clock may have been set back in between.
+/// Records in the order of their creation, since the wall clock may have been set back in between.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrailPage {
     pub records: Vec<TrailRecord>,
-    /// Where to go on, if there are more.
+    /// Start of the next page, if there are more records.
     pub next: Option<TrailCursor>,
 }
 
 impl TrailQuery {
-    /// Returns how many records a page may have.
+    /// Returns the maximum number of records on a page.
     pub(crate) fn page_records(&self) -> usize {
         self.limit.unwrap_or(PAGE_RECORDS).min(PAGE_RECORDS)
     }
 
-    /// Returns whether a record at this place of the trail is asked for.
-    pub(crate) fn matches(&self, place: u64, record: &TrailRecord) -> bool {
+    /// Returns whether a record with this sequence number matches.
+    pub(crate) fn matches(&self, sequence: u64, record: &TrailRecord) -> bool {
         self.owner.as_ref().is_none_or(|owner| *owner == record.owner)
             && self.gpu_id.is_none_or(|gpu_id| record.devices.iter().any(|device| device.gpu_id == gpu_id))
             && self.since.is_none_or(|since| millis(record.at) >= millis(since))
             && self.until.is_none_or(|until| millis(record.at) < millis(until))
-            && self.after.is_none_or(|after| place > after.0)
+            && self.after.is_none_or(|after| sequence > after.0)
     }
 }
 
 impl TrailPage {
-    /// Makes a page of records that match a query, each with its place in the trail. One more than the page may have tells
-    /// that there are more.
-    pub(crate) fn of<E>(
+    /// Collects matching records with their sequence numbers into a page. One record beyond the limit indicates that
+    /// there are more.
+    pub(crate) fn collect<E>(
         query: &TrailQuery,
         found: impl Iterator<Item = Result<(u64, TrailRecord), E>>,
     ) -> Result<Self, E> {
         let mut page = Self { records: Vec::new(), next: None };
         let mut last = query.after;
         for found in found {
-            let (place, record) = found?;
+            let (sequence, record) = found?;
             if page.records.len() == query.page_records() {
                 page.next = last;
                 break;
             }
-            last = Some(TrailCursor(place));
+            last = Some(TrailCursor(sequence));
             page.records.push(record);
         }
         Ok(page)
@@ -248,7 +248,7 @@ impl TrailPage {
 
 // Usage: sums over the audit trail.
 
-/// What a line of usage is about.
+/// Dimension by which usage is summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UsageDimension {
     Owner,
@@ -256,12 +256,12 @@ pub enum UsageDimension {
     Gpu,
 }
 
-/// What one owner held, or what was held of one device.
+/// Usage of one owner or of one device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UsageTotal {
-    /// The owner, or the device as `node/gpu_id`.
+    /// Owner, or device as `node/gpu_id`.
     pub name: String,
-    /// In how many leases.
+    /// Number of leases.
     pub leases: u64,
     /// Whole GPUs × seconds.
     pub gpu_seconds: f64,
@@ -269,9 +269,9 @@ pub struct UsageTotal {
     pub memory_mib_seconds: f64,
 }
 
-/// Sums in whole numbers, so that many small leases add up exactly.
+/// Sums as integers, so that many small leases add up exactly.
 #[derive(Default)]
-struct Sum {
+struct UsageSum {
     leases: u64,
     /// Millionths of a GPU × milliseconds.
     share: u128,
@@ -279,7 +279,7 @@ struct Sum {
     memory: u128,
 }
 
-impl Sum {
+impl UsageSum {
     fn add<'a>(&mut self, devices: impl IntoIterator<Item = &'a HeldDevice>, held_ms: u64) {
         self.leases += 1;
         for device in devices {
@@ -290,25 +290,25 @@ impl Sum {
         }
     }
 
-    fn line(self, name: String) -> UsageTotal {
+    fn into_total(self, name: String) -> UsageTotal {
         let memory_mib_seconds = self.memory as f64 / (1024.0 * 1024.0 * 1000.0);
         UsageTotal { name, leases: self.leases, gpu_seconds: self.share as f64 / 1e9, memory_mib_seconds }
     }
 }
 
-/// Time that a lease held its devices, in milliseconds since 1970.
-pub(crate) struct HeldTime {
+/// Period in which a lease holds its devices, in milliseconds since 1970.
+pub(crate) struct HoldingPeriod {
     pub owner: String,
     pub devices: Vec<HeldDevice>,
     pub granted_at: u64,
-    /// `None` while it is held.
+    /// `None` while the lease is held.
     pub ended_at: Option<u64>,
 }
 
-impl HeldTime {
-    /// Returns the time that these records tell of. They include the grant of each lease whose end is among them, or its
-    /// end tells when it was granted.
-    pub(crate) fn of(records: &[TrailRecord]) -> impl Iterator<Item = Self> {
+impl HoldingPeriod {
+    /// Returns the periods in these records. For each end, the records contain the grant, or the end has the time of
+    /// the grant.
+    pub(crate) fn from_records(records: &[TrailRecord]) -> impl Iterator<Item = Self> {
         records.iter().filter_map(|record| {
             if record.event == TrailEvent::Granted && has_end(records, record.lease) {
                 return None;
@@ -323,19 +323,19 @@ impl HeldTime {
     }
 }
 
-/// Returns whether these records tell of a lease's end.
+/// Returns whether these records contain a lease's end.
 pub(crate) fn has_end(records: &[TrailRecord], lease: LeaseId) -> bool {
     records.iter().any(|record| record.lease == lease && record.event == TrailEvent::Ended)
 }
 
-/// Sums what was held in a window, most first. Times are milliseconds since 1970.
-pub(crate) fn usage_lines<E>(
+/// Sums the usage in a window, highest first. Times are milliseconds since 1970.
+pub(crate) fn sum_usage<E>(
     by: UsageDimension,
     since: u64,
     now: u64,
-    held: impl Iterator<Item = Result<HeldTime, E>>,
+    held: impl Iterator<Item = Result<HoldingPeriod, E>>,
 ) -> Result<Vec<UsageTotal>, E> {
-    let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
+    let mut sums: BTreeMap<String, UsageSum> = BTreeMap::new();
     for held in held {
         let held = held?;
         if held.granted_at >= now || held.ended_at.is_some_and(|ended_at| ended_at <= since) {
@@ -352,7 +352,7 @@ pub(crate) fn usage_lines<E>(
             }
         }
     }
-    let mut lines: Vec<UsageTotal> = sums.into_iter().map(|(name, sum)| sum.line(name)).collect();
-    lines.sort_by(|a, b| b.gpu_seconds.total_cmp(&a.gpu_seconds));
-    Ok(lines)
+    let mut totals: Vec<UsageTotal> = sums.into_iter().map(|(name, sum)| sum.into_total(name)).collect();
+    totals.sort_by(|a, b| b.gpu_seconds.total_cmp(&a.gpu_seconds));
+    Ok(totals)
 }

@@ -1,7 +1,7 @@
-//! Databases of every released schema are kept as text and must keep opening.
+//! Databases of every released schema are saved as text and must keep opening.
 //!
-//! With a new schema, save one: `GPUPOOL_SAVE=crates/store/tests/fixtures/vN.sql cargo test -p gpupool-store --test saved
-//! -- --ignored` (an absolute path), and add a test that reads it. A saved one is never changed again.
+//! With a new schema, save one: `GPUPOOL_SAVE=crates/store/tests/fixtures/vN.sql cargo test -p gpupool-store --test
+//! saved -- --ignored` (an absolute path), and add a test that reads it. Never change a saved one.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -14,7 +14,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::{env, fs};
 
-use common::{clock, leases, open, wall};
+use common::{clock, lease_ids, open, wall};
 use gpupool_core::{
     CordonState, DeviceFacts, DeviceId, DeviceIdentity, DeviceLink, DeviceSelector, GpuId, IsolationLevel,
     IsolationSupport, Labels, LeaseHolder, LinkKind, LoadThresholds, Millis, OwnerQuota, PartitionFacts, PciAddress,
@@ -34,7 +34,7 @@ fn a_saved_database_of_schema_1_opens() {
     saved.execute_batch(include_str!("fixtures/v1.sql")).unwrap();
     drop(saved);
     let (store, rows) = open(dir.path());
-    assert_eq!(leases(&rows), [0, 1, 2]);
+    assert_eq!(lease_ids(&rows), [0, 1, 2]);
     let names: Vec<String> = rows.iter().map(|row| format!("{row:?}")).collect();
     for kind in ["Node", "Device", "Lease", "Counters", "Policies", "Usage", "Workload"] {
         assert!(names.iter().any(|name| name.starts_with(kind)), "a row of kind {kind}");
@@ -47,9 +47,9 @@ fn a_saved_database_of_schema_1_opens() {
     assert_eq!(store.generation(), 1);
 }
 
-/// Stored texts are read and written again without a change, so a renamed type or field cannot change the format.
+/// Stored texts are read and written again unchanged, so a renamed type or field cannot change the format.
 #[test]
-fn a_saved_database_of_schema_4_opens_and_is_written_as_it_was() {
+fn a_saved_database_of_schema_4_opens_and_is_written_unchanged() {
     let dir = tempdir().unwrap();
     let saved = Connection::open(dir.path().join("pool.db")).unwrap();
     saved.execute_batch(include_str!("fixtures/v4.sql")).unwrap();
@@ -87,7 +87,7 @@ fn a_saved_database_of_schema_4_opens_and_is_written_as_it_was() {
     assert!(pool.leases().any(|lease| matches!(lease.holder, Some(LeaseHolder::Supervisor { pid: 12, started: 3 }))));
 }
 
-/// Every name that a stored row can contain for a variant.
+/// Names of all variants in stored rows.
 const VARIANTS: [&str; 58] = [
     // Rows.
     "node",
@@ -97,7 +97,7 @@ const VARIANTS: [&str; 58] = [
     "policies",
     "usage",
     "workload",
-    // States, causes, holders, turns.
+    // States, causes, holders, queue turns.
     "queued",
     "offered",
     "active",
@@ -153,10 +153,10 @@ const VARIANTS: [&str; 58] = [
     "host_only",
 ];
 
-/// A database in which every kind of row, state, cause and holder is kept, as text.
+/// Saves a database with every kind of row, state, cause and holder as text.
 #[test]
 #[ignore = "writes a file, named by GPUPOOL_SAVE"]
-fn save_a_database() {
+fn save_database() {
     let dir = tempdir().unwrap();
     let mut stage = Stage::draining(8, support::HOUR);
     stage.run(PoolCommand::SetPolicies { policies: Box::new(every_rule()) });
@@ -175,7 +175,7 @@ fn save_a_database() {
     ];
     let links = kinds.iter().map(|kind| DeviceLink { a: GpuId(0), b: GpuId(1), kind: *kind }).collect();
     stage.run(PoolCommand::Links { node, links });
-    // Turns: one waits for two devices, others pass it, and then its turn comes.
+    // Queue turns: one request waits for two devices, others pass it, and then its turn comes.
     let t4 = |gpus| Request { gpus, select: support::model("T4"), max_duration: Some(support::HOUR), ..whole() };
     let held = stage.ask(t4(1));
     let two = stage.ask(t4(2));
@@ -192,7 +192,7 @@ fn save_a_database() {
         stage.run(PoolCommand::Attach { lease, token: stage.token(lease), holder });
         lease
     };
-    // Ended in every way, and not forgotten: their processes are still there.
+    // Leases that ended in every way and are not forgotten, because their processes still run.
     let released = stage.ask(owned("alice", part(100)));
     stage.release(released);
     let gone = attach(&mut stage, owned("bob", part(100)), LeaseHolder::Process { pid: 11, started: 2 });
@@ -208,7 +208,7 @@ fn save_a_database() {
     stage.ask(Request { wait_limit: Some(support::secs(10)), ..t4(1) });
     stage.ask(t4(1));
     stage.pass(support::secs(90));
-    // Held by every kind of holder, placed by every strategy, of every amount and isolation.
+    // Leases with every kind of holder, strategy, amount and isolation.
     attach(&mut stage, part(100), LeaseHolder::Process { pid: 10, started: 1 });
     attach(&mut stage, part(100), LeaseHolder::Supervisor { pid: 12, started: 3 });
     attach(&mut stage, part(100), LeaseHolder::Cgroup("/gpupool/lease-1".into()));
@@ -234,7 +234,7 @@ fn save_a_database() {
     store.flush().unwrap();
     store.create_token("alice", TokenRole::Admin, wall(0)).unwrap();
     store.create_token("bob", TokenRole::User, wall(0)).unwrap();
-    // Batches that stay in the buffer: a lease that changed, and one that is forgotten.
+    // Batches that stay in the buffer: a changed lease and a forgotten one.
     let before = stage.rows.len();
     stage.run(PoolCommand::Drained { lease: released });
     let noted = stage.ask(owned("carol", part(10)));
@@ -244,9 +244,9 @@ fn save_a_database() {
     assert!(store.unflushed_batches() > 0, "lease {noted} is in the buffer");
     drop(store);
     let connection = Connection::open(dir.path().join("pool.db")).unwrap();
-    // Batches in the buffer are as long as a page; the blanks at their end mean nothing.
+    // Batches in the buffer are as long as a page; the spaces at their end mean nothing.
     connection.execute("UPDATE notes SET batch = rtrim(batch)", []).unwrap();
-    fs::write(env::var_os("GPUPOOL_SAVE").unwrap(), text_of(&connection).unwrap()).unwrap();
+    fs::write(env::var_os("GPUPOOL_SAVE").unwrap(), dump_database(&connection).unwrap()).unwrap();
 }
 
 /// Devices of every vendor, identity and kind.
@@ -324,7 +324,7 @@ fn every_rule() -> Policies {
     Policies { queue: QueueOrder::FairShare, quotas, ..policies([policy]) }
 }
 
-fn text_of(connection: &Connection) -> rusqlite::Result<String> {
+fn dump_database(connection: &Connection) -> rusqlite::Result<String> {
     let mut text = String::new();
     for name in ["application_id", "user_version"] {
         let number: i64 = connection.pragma_query_value(None, name, |row| row.get(0))?;

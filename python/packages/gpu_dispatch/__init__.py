@@ -1,4 +1,4 @@
-"""Feeds tasks to long-lived worker processes, one or more for each GPU.
+"""Distribute tasks to long-lived worker processes, one or more for each GPU.
 
     class Doubler(BaseWorker):
         def setup(self, gpu_id, seed, **kwargs): ...

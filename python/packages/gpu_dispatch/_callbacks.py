@@ -1,4 +1,4 @@
-"""From what happens in a run to whoever wants to know."""
+"""Calls the callbacks of a run for its events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OnTimeout = Callable[[int, float, int], Any]
 
 @dataclass
 class ProgressEvent:
-    """Something that happened in a run.
+    """Event of a run.
 
     `kind` is `started`, `success`, `error`, `timeout`, `cancelled`, `retried`, `ready`, `setup_failed`, `cleanup_failed` or
-    `worker_gone`; with leased GPUs also `granted`, `gpu_lost` or `gpu_note`. What does not apply is `None`. Times are seconds
-    since 1970.
+    `worker_gone`; with leased GPUs also `granted`, `gpu_lost` or `gpu_note`. A field that does not apply is `None`. Times are
+    Unix times in seconds.
     """
 
     kind: str
@@ -34,12 +34,12 @@ class ProgressEvent:
     started_at: Optional[float]
     finished_at: Optional[float]
     stats: dict[str, Any]
-    #: The message of `gpu_dispatch.protocol` that tells the same, where there is one.
+    #: Equivalent message of `gpu_dispatch.protocol`, if the kind has one.
     message: Any = None
 
 
-class Callbacks:
-    """Calls whoever wants to know."""
+class RunCallbacks:
+    """Logs each event of a run and calls its callbacks."""
 
     def __init__(
         self,
@@ -57,20 +57,20 @@ class Callbacks:
         self._on_setup_fail = on_setup_fail
         self._on_task_start = on_task_start
         self._on_progress = dispatcher._on_progress
-        self._on_event = dispatcher._on_event
-        self._is_leased = dispatcher._leased is not None
+        self._event_listener = dispatcher._event_listener
+        self._has_leased_gpus = dispatcher._leased_count is not None
 
-    def on(self, event: tuple[Any, ...]) -> None:
+    def handle_event(self, event: tuple[Any, ...]) -> None:
         kind, task_id, worker_id, value, _started, _finished = event
-        if self._on_event is not None:
-            self._on_event(event)
-        if self._is_leased:
-            worker_id = self._dispatcher._named(worker_id)
+        if self._event_listener is not None:
+            self._event_listener(event)
+        if self._has_leased_gpus:
+            worker_id = self._dispatcher._public_worker_id(worker_id)
         if kind == "done":
             try:
                 self._on_success(task_id, value, worker_id)
             except Exception:
-                self._report("on_success")
+                self._handle_callback_error("on_success")
         elif kind == "failed" or kind == "lost":
             if self._on_error is not None:
                 self.call(self._on_error, task_id, value, worker_id)
@@ -85,45 +85,45 @@ class Callbacks:
             if self._on_task_start is not None:
                 self.call(self._on_task_start, task_id, worker_id)
         elif kind == "setup_failed":
-            gpu_id = self._dispatcher._gpu_of(worker_id)
-            log.error("GPU %s: a worker could not be set up: %s", gpu_id, value, extra={"gpu_id": gpu_id, "worker_id": worker_id})
+            gpu_id = self._dispatcher._gpu_id_of(worker_id)
+            log.error("GPU %s: worker setup failed: %s", gpu_id, value, extra={"gpu_id": gpu_id, "worker_id": worker_id})
             if self._on_setup_fail is not None:
                 self.call(self._on_setup_fail, gpu_id, value)
         elif kind == "cleanup_failed":
-            gpu_id = self._dispatcher._gpu_of(worker_id)
-            log.error("GPU %s: a worker could not clean up: %s", gpu_id, value, extra={"gpu_id": gpu_id, "worker_id": worker_id})
+            gpu_id = self._dispatcher._gpu_id_of(worker_id)
+            log.error("GPU %s: worker cleanup failed: %s", gpu_id, value, extra={"gpu_id": gpu_id, "worker_id": worker_id})
         elif kind == "gone":
             cause, last_words, is_last = value
             if not is_last:
-                log.warning("worker %s is gone and is replaced: %s", worker_id, cause, extra={"worker_id": worker_id})
+                log.warning("worker %s ended and is replaced: %s", worker_id, cause, extra={"worker_id": worker_id})
         elif kind == "granted":
             gpu_id, _text = value
-            self._dispatcher._granted(event[2], gpu_id)
-            log.info("GPU %s was granted", gpu_id, extra={"gpu_id": gpu_id, "worker_id": worker_id})
+            self._dispatcher._add_leased_gpu(event[2], gpu_id)
+            log.info("GPU %s was leased", gpu_id, extra={"gpu_id": gpu_id, "worker_id": worker_id})
         elif kind == "gpu_lost":
-            log.warning("GPU %s was lost, its tasks are done elsewhere: %s", worker_id, value[1], extra={"gpu_id": worker_id})
+            log.warning("GPU %s was lost; other GPUs run its tasks: %s", worker_id, value[1], extra={"gpu_id": worker_id})
         elif kind == "gpu_note":
             log.info("%s", value[1])
         if self._on_progress is not None:
-            self.call(self._on_progress, self._progress(event))
+            self.call(self._on_progress, self._progress_event(event))
         if self._dispatcher._debug and kind in ("failed", "lost", "timed_out", "setup_failed"):
-            raise RuntimeError(_first_failure(kind, task_id, worker_id, value))
+            raise RuntimeError(_failure_message(kind, task_id, worker_id, value))
 
     def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
         try:
             callback(*arguments)
         except Exception:
-            self._report(getattr(callback, "__name__", "a callback"))
+            self._handle_callback_error(getattr(callback, "__name__", "a callback"))
 
-    def _report(self, name: str) -> None:
+    def _handle_callback_error(self, name: str) -> None:
         if self._dispatcher._debug:
             raise
-        log.exception("%s raised an error; the run goes on", name)
+        log.exception("%s raised an exception; the run continues", name)
 
-    def _progress(self, event: tuple[Any, ...]) -> ProgressEvent:
+    def _progress_event(self, event: tuple[Any, ...]) -> ProgressEvent:
         kind, task_id, worker_id, value, started, finished = event
-        gpu_id = self._dispatcher._gpu_of(worker_id)
-        worker_id = self._dispatcher._named(worker_id)
+        gpu_id = self._dispatcher._gpu_id_of(worker_id)
+        worker_id = self._dispatcher._public_worker_id(worker_id)
         message: Any = None
         if kind == "done":
             kind, message = "success", TaskSuccess(task_id, value, worker_id)
@@ -144,9 +144,9 @@ class Callbacks:
         )
 
 
-def _first_failure(kind: str, task_id: Optional[int], worker_id: Optional[int], value: Any) -> str:
+def _failure_message(kind: str, task_id: Optional[int], worker_id: Optional[int], value: Any) -> str:
     if kind == "setup_failed":
-        return f"debug: worker {worker_id} could not be set up:\n{value}"
+        return f"debug: setup of worker {worker_id} failed:\n{value}"
     if kind == "timed_out":
         return f"debug: task {task_id} took longer than {value} seconds"
     return f"debug: task {task_id} failed:\n{value}"

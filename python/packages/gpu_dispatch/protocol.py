@@ -1,4 +1,4 @@
-"""What becomes of tasks and workers."""
+"""Messages about tasks and workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 @dataclass
 class TaskSuccess:
-    """A task was done."""
+    """A task succeeded."""
 
     task_id: int
     data: Any
@@ -17,7 +17,7 @@ class TaskSuccess:
 
 @dataclass
 class TaskError:
-    """A task failed; `error` is a traceback, or how its worker died."""
+    """A task failed; `error` is the traceback, or the reason why the worker died."""
 
     task_id: int
     error: str
@@ -26,7 +26,7 @@ class TaskError:
 
 @dataclass
 class TaskTimeout:
-    """A task took longer than it may."""
+    """A task exceeded its timeout."""
 
     task_id: int
     timeout: float
@@ -35,7 +35,7 @@ class TaskTimeout:
 
 @dataclass
 class TaskStarted:
-    """A worker works on a task."""
+    """A worker started a task."""
 
     task_id: int
     worker_id: Optional[int] = None
@@ -43,7 +43,7 @@ class TaskStarted:
 
 @dataclass
 class SetupFailed:
-    """A worker could not be set up."""
+    """The setup of a worker failed."""
 
     gpu_id: int
     error: str
@@ -51,7 +51,7 @@ class SetupFailed:
 
 @dataclass
 class CleanupFailed:
-    """A worker could not clean up. No task is lost by that."""
+    """The cleanup of a worker failed. This loses no task."""
 
     gpu_id: int
     error: str

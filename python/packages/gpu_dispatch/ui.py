@@ -1,9 +1,9 @@
-"""A dispatcher that shows what it does: each GPU with its task, and how far all is.
+"""Dispatcher with a live display of the progress and of each GPU's task.
 
-    RichDispatcher(Doubler, gpu_ids=[0, 1]).run(range(100), on_success=keep, total_tasks=100)
+    RichDispatcher(Doubler, gpu_ids=[0, 1]).run(range(100), on_success=store_result, total_tasks=100)
 
-`rich` draws it (`pip install 'gpupool[ui]'`). Where there is no terminal, or `show_ui` is false, nothing is written and `rich`
-is not needed.
+The display needs `rich` (`pip install 'gpupool[ui]'`). Without a terminal nothing is drawn. With `show_ui=False`, nothing is
+drawn and `rich` is not needed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gpu_dispatch.worker import BaseWorker
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpu_dispatch._screen import Screen
+    from gpu_dispatch._progress_display import ProgressDisplay
 
 __all__ = ["RichDispatcher"]
 
-# How a GPU's worker stands, in the words of `gpu_status`.
-_STATUS = {
+# Status of a worker in `gpu_status`, by its native state.
+_STATUS_BY_STATE = {
     "starting": "starting",
     "setting-up": "starting",
     "idle": "idle",
@@ -32,14 +32,14 @@ _STATUS = {
     "ending": "idle",
     "gone": "idle",
 }
-# Of several workers on a GPU, the one that does most says how it stands.
-_LIVELIEST = ("busy", "idle", "starting", "failed")
+# A GPU with several workers shows the first of these statuses that a worker has.
+_STATUS_PRECEDENCE = ("busy", "idle", "starting", "failed")
 
 
 class RichDispatcher:
-    """A `Dispatcher` whose `run` draws its progress `refresh_rate` times a second, and returns what came of it.
+    """A `Dispatcher` whose `run` draws the progress `refresh_rate` times a second and returns a summary.
 
-    `options` are those that `Dispatcher` takes by name: `retries`, `workers_per_gpu` and so on.
+    `options` are the keyword-only arguments of `Dispatcher`, such as `retries` and `workers_per_gpu`.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class RichDispatcher:
         **options: Any,
     ) -> None:
         if isinstance(refresh_rate, bool) or not isinstance(refresh_rate, (int, float)) or not 0 < refresh_rate <= 60:
-            raise ValueError(f"refresh_rate must be a number of times a second, above 0 and up to 60, got {refresh_rate!r}")
+            raise ValueError(f"refresh_rate must be a number of redraws per second, above 0 and up to 60, got {refresh_rate!r}")
         self._dispatcher = Dispatcher(worker_cls, gpu_ids, queue_size, suppress_worker_output, **options)
         self.show_ui = show_ui
         self.refresh_rate = float(refresh_rate)
         self.console = _default_console() if show_ui and console is None else console
-        self._dispatcher._on_event = self._note
-        self._screen: Optional[Screen] = None
-        self._expected: Optional[int] = None
+        self._dispatcher._event_listener = self._handle_event
+        self._display: Optional[ProgressDisplay] = None
+        self._expected_total: Optional[int] = None
         self._start_time: Optional[float] = None
         self._end_time: Optional[float] = None
         self._setup_failures = 0
@@ -82,17 +82,17 @@ class RichDispatcher:
         total_tasks: Optional[int] = None,
         **setup_kwargs: Any,
     ) -> dict[str, Any]:
-        """Does what `Dispatcher.run` does, and returns what came of it.
+        """Do the same as `Dispatcher.run` and return a summary.
 
-        That is `total` (tasks that are over), `completed`, `failed`, `timeouts`, `setup_failures`, `start_time` and `end_time`
-        (seconds since 1970), `expected_total` (as given, or as the generator's length says) and `gpu_status`.
+        The summary has `total` (finished tasks), `completed`, `failed`, `timeouts`, `setup_failures`, `start_time` and
+        `end_time` (Unix times), `expected_total` (the argument, else the length of the generator) and `gpu_status`.
         """
-        self._begin(total_tasks if total_tasks is not None else _length(generator))
-        with self._display():
+        self._reset(total_tasks if total_tasks is not None else _length(generator))
+        with self._open_display():
             try:
                 self._dispatcher.run(
                     generator,
-                    on_success if on_success is not None else _nothing,
+                    on_success if on_success is not None else _ignore_result,
                     on_error,
                     on_timeout,
                     on_setup_fail,
@@ -108,35 +108,35 @@ class RichDispatcher:
         return self._result(self._dispatcher.get_stats())
 
     def shutdown(self) -> None:
-        """Ends a run before its time, from a callback or another thread: what is not done is given up."""
+        """End a run early, from a callback or another thread, as `Dispatcher.shutdown` does."""
         self._dispatcher.shutdown()
 
     def get_stats(self) -> dict[str, Any]:
-        """What `run` would return now, and how many tasks are `pending` and `running`."""
+        """Return the current summary of the run, with the numbers of `pending` and `running` tasks."""
         stats = self._dispatcher.get_stats()
         return {"pending": stats["pending"], "running": stats["running"], **self._result(stats)}
 
-    def _begin(self, expected: Optional[int]) -> None:
-        self._expected, self._start_time, self._end_time = expected, time.time(), None
+    def _reset(self, expected: Optional[int]) -> None:
+        self._expected_total, self._start_time, self._end_time = expected, time.time(), None
         self._setup_failures = 0
         self._failed_workers.clear()
         self._last_durations.clear()
 
-    def _display(self) -> ContextManager[Any]:
-        self._screen, self._dispatcher._tells_output = None, False
+    def _open_display(self) -> ContextManager[Any]:
+        self._display, self._dispatcher._reports_output = None, False
         if not self.show_ui:
             return nullcontext()
-        from gpu_dispatch import _screen
+        from gpu_dispatch import _progress_display
 
         console: Any = self.console
-        if not _screen.can_draw(console):
+        if not _progress_display.can_draw(console):
             return nullcontext()
-        # What workers write would go through the picture; told to us, it is written above it.
-        self._dispatcher._tells_output = True
-        self._screen = _screen.Screen(console, self.refresh_rate, self.get_stats)
-        return self._screen
+        # Direct output of workers would disturb the display; the run reports the output instead, and `_handle_event` writes it.
+        self._dispatcher._reports_output = True
+        self._display = _progress_display.ProgressDisplay(console, self.refresh_rate, self.get_stats)
+        return self._display
 
-    def _note(self, event: tuple[Any, ...]) -> None:
+    def _handle_event(self, event: tuple[Any, ...]) -> None:
         kind, _task_id, worker_id, value, started, finished = event
         if kind == "setup_failed":
             self._setup_failures += 1
@@ -144,8 +144,8 @@ class RichDispatcher:
         elif kind == "ready":
             self._failed_workers.discard(worker_id)
         elif kind == "wrote":
-            if self._screen is not None:
-                self._screen.write(value)
+            if self._display is not None:
+                self._display.write(value)
         elif started is not None and finished is not None and worker_id is not None:
             self._last_durations[worker_id] = finished - started
 
@@ -159,7 +159,7 @@ class RichDispatcher:
             "setup_failures": self._setup_failures,
             "start_time": self._start_time,
             "end_time": self._end_time,
-            "expected_total": self._expected,
+            "expected_total": self._expected_total,
             "gpu_status": self._gpu_status(stats.get("workers", ())),
         }
 
@@ -167,17 +167,17 @@ class RichDispatcher:
         gpus: dict[int, dict[str, Any]] = {}
         for worker in workers:
             gpu_id = worker["gpu_ids"][0]
-            one = self._status_of(worker)
-            known = gpus.setdefault(gpu_id, one)
-            if known is not one:
-                _join(known, one)
+            status = self._worker_status(worker)
+            gpu_status = gpus.setdefault(gpu_id, status)
+            if gpu_status is not status:
+                _merge_worker_status(gpu_status, status)
         return gpus
 
-    def _status_of(self, worker: dict[str, Any]) -> dict[str, Any]:
+    def _worker_status(self, worker: dict[str, Any]) -> dict[str, Any]:
         state = worker["state"]
         has_failed = worker["id"] in self._failed_workers and state == "gone"
         return {
-            "status": "failed" if has_failed else _STATUS.get(state, state),
+            "status": "failed" if has_failed else _STATUS_BY_STATE.get(state, state),
             "current_task": worker["task"],
             "task_start_time": worker["task_since"],
             "last_duration": self._last_durations.get(worker["id"]),
@@ -187,11 +187,11 @@ class RichDispatcher:
         }
 
 
-def _join(gpu: dict[str, Any], other: dict[str, Any]) -> None:
-    """Adds another worker of the same GPU: the task shown is the one that runs longest."""
+def _merge_worker_status(gpu: dict[str, Any], other: dict[str, Any]) -> None:
+    """Add another worker of the same GPU to its status; the current task is the one that has run longest."""
     for count in ("completed", "failed", "timeouts"):
         gpu[count] += other[count]
-    gpu["status"] = min(gpu["status"], other["status"], key=_LIVELIEST.index)
+    gpu["status"] = min(gpu["status"], other["status"], key=_STATUS_PRECEDENCE.index)
     since, other_since = gpu["task_start_time"], other["task_start_time"]
     if other_since is not None and (since is None or other_since < since):
         gpu["current_task"], gpu["task_start_time"] = other["current_task"], other_since
@@ -211,11 +211,11 @@ def _default_console() -> Any:
         from rich.console import Console
     except ImportError as error:
         raise ImportError(
-            "RichDispatcher draws with the package `rich`, which is not installed: "
-            "pip install 'gpupool[ui]', or say show_ui=False"
+            "RichDispatcher needs the package `rich`, which is not installed: "
+            "run pip install 'gpupool[ui]', or pass show_ui=False"
         ) from error
     return Console()
 
 
-def _nothing(*_arguments: Any) -> None:
+def _ignore_result(*_arguments: Any) -> None:
     pass

@@ -1,44 +1,38 @@
-"""The worker's side: what a program implements, and what calls it."""
+"""Base class of workers, and their start in a worker process."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any, Optional
 
+from gpupool._worker import WorkerFunctions
+
 
 class BaseWorker(ABC):
-    """A worker process: made once, set up once, given many tasks."""
+    """Worker in its own process: set up once, then called for each task."""
 
-    #: What this worker computes on, such as `cuda:0`: its leased GPU with `gpu_ids="auto"`, else that of its number.
+    #: Device of this worker, such as `cuda:0`: its leased GPU with `gpu_ids="auto"`, else the GPU with its number.
     device: Optional[str] = None
 
     @abstractmethod
     def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
-        """Loads what takes long. An error ends this worker."""
+        """Prepare the worker, for example load a model. An exception ends this worker."""
 
     @abstractmethod
     def process(self, data: Any) -> Any:
-        """Does one task. An error is that task's only."""
+        """Process one task and return its result. An exception fails only this task."""
 
     def cleanup(self) -> None:
-        """Gives back what was loaded."""
+        """Release the worker's resources."""
 
 
-class Serving:
-    """A worker in its process, for `gpupool._worker`."""
-
-    def __init__(self, worker: BaseWorker) -> None:
-        self.process = worker.process
-        self.clean_up = worker.cleanup
-
-
-def start(
+def start_worker(
     hello: dict[str, Any], worker_cls: type[BaseWorker], base_seed: int, masked: bool, kwargs: dict[str, Any]
-) -> Serving:
-    """Makes and sets up the worker this process is."""
+) -> WorkerFunctions:
+    """Create and set up the worker of this process."""
     gpu_id = hello["gpu_ids"][0]
     worker = worker_cls()
     if worker.device is None:
         worker.device = "cuda:0" if masked else f"cuda:{gpu_id}"
     worker.setup(gpu_id, base_seed + gpu_id, **kwargs)
-    return Serving(worker)
+    return WorkerFunctions(worker.process, worker.cleanup)

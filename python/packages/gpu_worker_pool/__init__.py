@@ -1,4 +1,4 @@
-"""GPUs from one server or many, for asyncio programs: the names of the `gpu_worker_pool` package, on gpupool's client."""
+"""GPUs from one or several servers for asyncio programs: the API of the `gpu_worker_pool` package, on gpupool's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong; the same classes as in `gpupool.errors`."""
+"""Exceptions of the client; the same classes as in `gpupool.errors`."""
 
 from __future__ import annotations
 

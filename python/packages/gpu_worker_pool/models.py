@@ -1,4 +1,4 @@
-"""What the client gives back: plain data classes."""
+"""Data classes that the client returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Union
 
 @dataclass
 class GPUInfo:
-    """A GPU as it was last seen."""
+    """Last known values of a GPU."""
 
     gpu_id: int
     name: str
@@ -24,7 +24,7 @@ class GPUInfo:
 
 @dataclass
 class GPUStats:
-    """All GPUs of a server, as it last told."""
+    """Last known values of all GPUs of a server."""
 
     gpu_count: int
     total_memory_mb: int
@@ -43,19 +43,19 @@ class GPUStats:
 
 @dataclass
 class WorkerInfo:
-    """Who holds a GPU, since when, and under which number of a lease."""
+    """Worker with a GPU, the time of its assignment and the number of its lease."""
 
     worker_id: str
     assigned_at: Optional[datetime] = None
     lease: Optional[int] = None
 
     def __post_init__(self) -> None:
-        _check_text("worker_id", self.worker_id)
+        _check_nonempty_string("worker_id", self.worker_id)
 
 
 @dataclass
 class GPUAssignment:
-    """A GPU that a worker holds."""
+    """GPU that is assigned to a worker."""
 
     gpu_id: int
     worker_id: str
@@ -63,12 +63,12 @@ class GPUAssignment:
 
     def __post_init__(self) -> None:
         _check_count("gpu_id", self.gpu_id)
-        _check_text("worker_id", self.worker_id)
+        _check_nonempty_string("worker_id", self.worker_id)
 
 
 @dataclass(init=False)
 class GlobalGPUAssignment(GPUAssignment):
-    """A GPU of one of several servers; `gpu_id` is `local_gpu_id`, so it can stand wherever a `GPUAssignment` can."""
+    """Assigned GPU of one of several servers. `gpu_id` equals `local_gpu_id`, as code for a `GPUAssignment` expects."""
 
     global_gpu_id: str
     endpoint_id: str
@@ -95,27 +95,27 @@ class GlobalGPUAssignment(GPUAssignment):
 
 @dataclass
 class PoolStatus:
-    """How the pool stands. `gpu_assignments` says which workers of this client hold what, by the id of the GPU."""
+    """Status of the pool. `gpu_assignments` lists the workers of this client for each GPU id."""
 
     total_gpus: int
     available_gpus: int
     active_workers: int
     blocked_workers: int
     gpu_assignments: Dict[Any, List[WorkerInfo]]
-    #: Who decides: `agent`, `client` (the server only has statistics), `mixed` or `unknown`.
+    #: Component that assigns GPUs: `agent`, `client` (for statistics-only servers), `mixed` or `unknown`.
     authority: str = field(default="unknown", init=False)
-    #: Seconds since what this is made from was seen; `None` where nothing was.
+    #: Age of the underlying data in seconds; `None` without data.
     age_secs: Optional[float] = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_part("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
+        _check_subset_count("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
         _check_count("active_workers", self.active_workers)
         _check_count("blocked_workers", self.blocked_workers)
 
 
 @dataclass
 class MultiEndpointPoolStatus(PoolStatus):
-    """How the pool of several servers stands."""
+    """Status of a pool of several servers."""
 
     total_endpoints: int
     healthy_endpoints: int
@@ -123,12 +123,12 @@ class MultiEndpointPoolStatus(PoolStatus):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_part("healthy_endpoints", self.healthy_endpoints, "total_endpoints", self.total_endpoints)
+        _check_subset_count("healthy_endpoints", self.healthy_endpoints, "total_endpoints", self.total_endpoints)
 
 
 @dataclass
 class EndpointInfo:
-    """A server."""
+    """Status of a server."""
 
     endpoint_id: str
     url: str
@@ -139,16 +139,16 @@ class EndpointInfo:
     response_time_ms: float
 
     def __post_init__(self) -> None:
-        _check_text("endpoint_id", self.endpoint_id)
-        _check_text("url", self.url)
-        _check_part("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
+        _check_nonempty_string("endpoint_id", self.endpoint_id)
+        _check_nonempty_string("url", self.url)
+        _check_subset_count("available_gpus", self.available_gpus, "total_gpus", self.total_gpus)
         if not _is_number(self.response_time_ms) or not self.response_time_ms >= 0:
-            raise ValueError(f"response_time_ms must be a number that is not negative, got {self.response_time_ms!r}")
+            raise ValueError(f"response_time_ms must be a number, 0 or more, got {self.response_time_ms!r}")
 
 
 @dataclass
 class GlobalGPUInfo:
-    """A GPU among those of all servers."""
+    """GPU of one of several servers."""
 
     global_gpu_id: str
     endpoint_id: str
@@ -164,33 +164,33 @@ class GlobalGPUInfo:
         _check_percent("utilization_percent", self.utilization_percent)
 
 
-#: What `request_gpu` gives back.
+#: Result of `request_gpu`.
 Assignment = Union[GPUAssignment, GlobalGPUAssignment]
 
 
 def _check_count(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} must be a whole number that is not negative, got {value!r}")
+        raise ValueError(f"{name} must be a whole number, 0 or more, got {value!r}")
 
 
-def _check_part(name: str, value: Any, name_of_all: str, of_all: Any) -> None:
-    _check_count(name_of_all, of_all)
+def _check_subset_count(name: str, value: Any, total_name: str, total: Any) -> None:
+    _check_count(total_name, total)
     _check_count(name, value)
-    if value > of_all:
-        raise ValueError(f"{name} must not be more than {name_of_all} ({of_all}), got {value!r}")
+    if value > total:
+        raise ValueError(f"{name} must be at most {total_name} ({total}), got {value!r}")
 
 
-def _check_text(name: str, value: Any) -> None:
+def _check_nonempty_string(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} must be a text that is not empty, got {value!r}")
+        raise ValueError(f"{name} must be a string that is not empty, got {value!r}")
 
 
 def _check_global_id(global_gpu_id: Any, endpoint_id: Any, local_gpu_id: Any) -> None:
-    _check_text("endpoint_id", endpoint_id)
+    _check_nonempty_string("endpoint_id", endpoint_id)
     _check_count("local_gpu_id", local_gpu_id)
     expected = f"{endpoint_id}:{local_gpu_id}"
     if global_gpu_id != expected:
-        raise ValueError(f"global_gpu_id must be endpoint_id:local_gpu_id, so {expected!r}, got {global_gpu_id!r}")
+        raise ValueError(f"global_gpu_id must be endpoint_id:local_gpu_id ({expected!r}), got {global_gpu_id!r}")
 
 
 def _check_percent(name: str, value: Any) -> None:

@@ -1,6 +1,6 @@
-"""Shares GPUs fairly and safely.
+"""Share GPUs fairly and safely.
 
-`with gpupool.lease(fraction=0.5) as gpu:` holds half a GPU for the block; `gpupool.status()` says how the pool stands.
+`with gpupool.lease(fraction=0.5) as gpu:` leases half a GPU for the block; `gpupool.status()` returns the pool's state.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first asked for: a worker process needs none of it, and starts sooner.
+    # Imported on first use: a worker process needs none of these modules and starts faster without them.
     from importlib import import_module
 
     if name in ("errors", "resource_pool"):
         return import_module(f"{__name__}.{name}")
     for module in ("_lease", "errors"):
-        found = getattr(import_module(f"{__name__}.{module}"), name, None) if name in __all__ else None
-        if found is not None:
-            return found
+        value = getattr(import_module(f"{__name__}.{module}"), name, None) if name in __all__ else None
+        if value is not None:
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

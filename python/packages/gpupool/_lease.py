@@ -1,4 +1,4 @@
-"""Leases: GPUs that are held for a while, for programs with and without asyncio."""
+"""Leases of GPUs, for programs with and without asyncio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Type, Union
 
-from . import _exit, _native, _settings
+from . import _client_arguments, _exit_cleanup, _native
 from .errors import ClientStateError, StaleAssignmentError
 
 if TYPE_CHECKING:
@@ -14,81 +14,81 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """GPUs that are held until the lease is released, its block is left, or it is lost.
+    """GPUs that are leased until the lease is released, its block ends, or the lease is lost.
 
-    It is renewed in the background. A forked child's copy neither renews nor releases it.
+    The lease is renewed in the background. A copy in a forked child neither renews nor releases it.
     """
 
-    def __init__(self, held: _native.Lease, client: _native.Client) -> None:
-        self._held = held
+    def __init__(self, native_lease: _native.Lease, client: _native.Client) -> None:
+        self._native_lease = native_lease
         self._client = client
 
     @property
     def id(self) -> int:
-        """Its number on the server that granted it."""
-        return self._held.id
+        """Number of the lease on the server that granted it."""
+        return self._native_lease.id
 
     @property
     def gpu_id(self) -> Optional[int]:
-        """The number of its GPU, of the first one where it has several; `None` where it has none."""
-        gpu_ids = self._held.gpu_ids
+        """Number of the leased GPU, or of the first if there are several; `None` if the lease has no GPU."""
+        gpu_ids = self._native_lease.gpu_ids
         return gpu_ids[0] if gpu_ids else None
 
     @property
     def gpu_ids(self) -> List[int]:
-        """The numbers of its GPUs."""
-        return self._held.gpu_ids
+        """Numbers of the leased GPUs."""
+        return self._native_lease.gpu_ids
 
     @property
     def devices(self) -> List[Dict[str, Any]]:
-        """Its GPUs: `gpu_id`, `node`, `uuid`, `vendor`, `name`, `fraction`, `memory_mib` of each.
+        """Leased GPUs: `gpu_id`, `node`, `uuid`, `vendor`, `name`, `fraction`, `memory_mib` of each.
 
-        `node` is the name of the machine whose number `gpu_id` is; empty from an older agent.
+        `node` is the name of the GPU's machine, on which `gpu_id` is its number; empty if the agent is older.
         """
-        return [dict(device) for device in self._held.devices]
+        return [dict(device) for device in self._native_lease.devices]
 
     @property
     def env(self) -> Dict[str, Optional[str]]:
-        """What to set in the environment of a program that uses it; `None` means that the variable must not be set."""
-        return dict(self._held.env)
+        """Environment variables for a program that uses the GPUs; unset a variable whose value is `None`."""
+        return dict(self._native_lease.env)
 
     @property
     def token(self) -> Optional[int]:
-        """Grows with every grant: what is written under the lease can be fenced by it."""
-        return self._held.token
+        """Fencing token: it grows with every grant, so storage can reject writes from an earlier lease."""
+        return self._native_lease.token
 
     @property
     def worker_id(self) -> str:
-        """Who holds it."""
-        return self._held.worker_id
+        """Worker that holds the lease."""
+        return self._native_lease.worker_id
 
     @property
     def endpoint_id(self) -> str:
-        """The server that granted it."""
-        return self._held.endpoint_id
+        """Server that granted the lease."""
+        return self._native_lease.endpoint_id
 
     @property
     def lost(self) -> Optional[str]:
-        """Why it is not held any more, though nobody released it; `None` while it is."""
-        return self._held.lost
+        """Reason why the lease was lost; `None` unless it was lost."""
+        return self._native_lease.lost
 
     def check(self) -> None:
-        """Raises `StaleAssignmentError` where it is not held any more."""
-        self._held.check()
-        if not self._held.is_held:
-            raise StaleAssignmentError(f"lease {self.id} was given back")
+        """Raise `StaleAssignmentError` if the lease is no longer active."""
+        self._native_lease.check()
+        if not self._native_lease.is_held:
+            raise StaleAssignmentError(f"lease {self.id} was released")
 
     def release(self) -> None:
-        """Gives it back, and waits until that is certain. Twice is harmless."""
+        """Release the lease and wait for the server's confirmation. Idempotent."""
         try:
-            self._held.release_blocking()
+            self._native_lease.release_blocking()
         finally:
             self._client.stop_blocking()
 
     async def release_async(self) -> None:
-        """The same for asyncio."""
+        """Do the same as `release`, for asyncio."""
         try:
-            await self._held.release()
+            await self._native_lease.release()
         finally:
             await self._client.stop()
 
@@ -97,20 +97,20 @@ class Lease:
 
 
 class LeaseBlock:
-    """`with` this, or `async with` it, and GPUs are held until the block is left."""
+    """Context manager for `with` and `async with` that leases GPUs for the block."""
 
-    def __init__(self, settings: Dict[str, Any], wish: Dict[str, Any], sets_environment: bool) -> None:
+    def __init__(self, settings: Dict[str, Any], request: Dict[str, Any], sets_environment: bool) -> None:
         self._settings = settings
-        self._wish = wish
+        self._request = request
         self._sets_environment = sets_environment
         self._lease: Optional[Lease] = None
-        self._before: Dict[str, Optional[str]] = {}
+        self._previous_environment: Dict[str, Optional[str]] = {}
 
     def __enter__(self) -> Lease:
         client = self._new_client()
         try:
             client.start_blocking()
-            return self._entered(client.request_blocking(self._wish), client)
+            return self._enter_lease(client.request_blocking(self._request), client)
         except BaseException:
             client.stop_soon()
             raise
@@ -118,14 +118,14 @@ class LeaseBlock:
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        lease = self._left()
+        lease = self._leave_lease()
         if not lease._client.is_ours:
-            # A forked child that leaves the block leaves what is its parent's alone.
+            # The block ends in a forked child: the lease belongs to the parent.
             return
         try:
             lease.release()
         except StaleAssignmentError:
-            # What went wrong first says more.
+            # The error of the block is more informative.
             if error is None:
                 raise
 
@@ -133,7 +133,7 @@ class LeaseBlock:
         client = self._new_client()
         try:
             await client.start()
-            return self._entered(await client.request(self._wish), client)
+            return self._enter_lease(await client.request(self._request), client)
         except BaseException:
             client.stop_soon()
             raise
@@ -141,7 +141,7 @@ class LeaseBlock:
     async def __aexit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        lease = self._left()
+        lease = self._leave_lease()
         if not lease._client.is_ours:
             return
         try:
@@ -152,30 +152,30 @@ class LeaseBlock:
 
     def _new_client(self) -> _native.Client:
         if self._lease is not None:
-            raise ClientStateError("this lease is held already: ask for another one with gpupool.lease()")
+            raise ClientStateError("this lease is already active: call gpupool.lease() for another one")
         client = _native.Client(self._settings)
-        _exit.stop_at_exit(client)
+        _exit_cleanup.stop_at_exit(client)
         return client
 
-    def _entered(self, held: _native.Lease, client: _native.Client) -> Lease:
-        self._lease = Lease(held, client)
+    def _enter_lease(self, native_lease: _native.Lease, client: _native.Client) -> Lease:
+        self._lease = Lease(native_lease, client)
         if self._sets_environment:
-            for name, value in held.env.items():
-                self._before[name] = os.environ.get(name)
-                _set(name, value)
+            for name, value in native_lease.env.items():
+                self._previous_environment[name] = os.environ.get(name)
+                _set_variable(name, value)
         return self._lease
 
-    def _left(self) -> Lease:
+    def _leave_lease(self) -> Lease:
         lease, self._lease = self._lease, None
-        for name, value in self._before.items():
-            _set(name, value)
-        self._before.clear()
+        for name, value in self._previous_environment.items():
+            _set_variable(name, value)
+        self._previous_environment.clear()
         if lease is None:
-            raise ClientStateError("this lease is not held: enter its block first")
+            raise ClientStateError("this lease is not active: enter its block first")
         return lease
 
 
-def _set(name: str, value: Optional[str]) -> None:
+def _set_variable(name: str, value: Optional[str]) -> None:
     if value is None:
         os.environ.pop(name, None)
     else:
@@ -201,13 +201,13 @@ def lease(
     ca_file: Optional[PathLike] = None,
     set_environment: bool = False,
 ) -> LeaseBlock:
-    """Holds GPUs for a `with` or `async with` block: a whole one unless a part is asked for.
+    """Lease GPUs for a `with` or `async with` block: a whole GPU unless the arguments request a part.
 
-    Waits its turn, for `timeout` seconds at most, and not at all with `wait=False`. The agent is `endpoint`, or what the
-    environment names, or the one of this machine. With `set_environment` the variables of the lease
-    (`CUDA_VISIBLE_DEVICES` and alike) are set in this process while the block runs.
+    The request waits in the queue for at most `timeout` seconds, or not at all with `wait=False`. The agent is `endpoint`,
+    else the agent in the environment, else the agent of this machine. With `set_environment`, the variables of the lease
+    (such as `CUDA_VISIBLE_DEVICES`) are set in this process during the block.
     """
-    wish = {
+    request = {
         "fraction": fraction,
         "memory_mib": memory_mib,
         "gpus": gpus,
@@ -220,9 +220,9 @@ def lease(
         "ttl_secs": ttl,
         "max_duration_secs": max_duration,
     }
-    # Whoever gave no limit waits its turn.
-    limit = float("inf") if timeout is None else timeout
-    return LeaseBlock(_asked_from(endpoint, token, ca_file), _settings.wish(limit, wish), set_environment)
+    wait_limit = float("inf") if timeout is None else timeout
+    request = _client_arguments.build_request(wait_limit, request)
+    return LeaseBlock(_client_settings(endpoint, token, ca_file), request, set_environment)
 
 
 def status(
@@ -231,8 +231,8 @@ def status(
     token: Optional[str] = None,
     ca_file: Optional[PathLike] = None,
 ) -> Dict[str, Any]:
-    """How the pool stands: GPUs, which of them are available, and the servers, as plain dicts and lists."""
-    client = _native.Client(_asked_from(endpoint, token, ca_file))
+    """Return the state of the pool: all GPUs, the available GPUs and the servers, as plain dicts and lists."""
+    client = _native.Client(_client_settings(endpoint, token, ca_file))
     client.start_blocking()
     try:
         return {**client.pool_status(), "gpus": client.detailed_metrics()["gpus"]}
@@ -240,14 +240,14 @@ def status(
         client.stop_blocking()
 
 
-def _asked_from(
+def _client_settings(
     endpoint: Union[str, Sequence[str], None], token: Optional[str], ca_file: Optional[PathLike]
 ) -> Dict[str, Any]:
-    is_several = endpoint is not None and (not isinstance(endpoint, str) or "," in endpoint)
-    return _settings.settings(
+    has_several = endpoint is not None and (not isinstance(endpoint, str) or "," in endpoint)
+    return _client_arguments.build_client_settings(
         prefers_socket=True,
-        service_endpoint=None if is_several else endpoint,
-        service_endpoints=endpoint if is_several else None,
+        service_endpoint=None if has_several else endpoint,
+        service_endpoints=endpoint if has_several else None,
         token=token,
         ca_file=ca_file,
     )

@@ -1,4 +1,4 @@
-"""What the packages stand on; not for others."""
+"""Private native module of the packages."""
 
 from asyncio import Future
 from typing import Any, Callable, Dict, List, Optional, Tuple, final
@@ -22,7 +22,7 @@ def wait_for_ending() -> None: ...
 
 @final
 class Client:
-    """Asks one or many endpoints for GPUs."""
+    """Client that requests GPUs from one or several endpoints."""
 
     def __new__(cls, settings: Dict[str, Any]) -> Client: ...
     @property
@@ -51,7 +51,7 @@ class Client:
 
 @final
 class Lease:
-    """GPUs that are held."""
+    """Lease of GPUs."""
 
     @property
     def id(self) -> int: ...
@@ -96,7 +96,7 @@ class Run:
 
 @final
 class ResourcePool:
-    """Workers that are handed out one by one; see `gpupool.resource_pool`."""
+    """Pool of worker processes; see `gpupool.resource_pool`."""
 
     def __new__(cls, wish: Dict[str, object]) -> ResourcePool: ...
     def acquire(self, task_id: str) -> Future[HeldWorker]: ...
@@ -110,7 +110,7 @@ class ResourcePool:
 
 @final
 class HeldWorker:
-    """A worker somebody has."""
+    """Worker that a task has acquired."""
 
     @property
     def id(self) -> int: ...

@@ -1,4 +1,7 @@
-"""What a worker process of Python runs. Started by `_program.Program`; imports little, so that it starts quickly."""
+"""Main program of a Python worker process.
+
+`_worker_program.WorkerProgram` starts it. It imports few modules, so that a worker starts quickly.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from gpupool import _native
 
-# Set while the main module of the program is imported: nothing may be started by that.
+# True while the program's main module is imported: this import must not start dispatchers or pools.
 is_loading_main = False
 
 
-class Work(NamedTuple):
-    """What is done with each task, and at the end."""
+class WorkerFunctions(NamedTuple):
+    """Functions of a worker; the native module calls them."""
 
     process: Callable[[Any], Any]
     clean_up: Callable[[], Any]
@@ -21,39 +24,39 @@ class Work(NamedTuple):
 
 
 def main() -> None:
-    """Works until it is told to stop."""
+    """Process tasks until the dispatcher ends the worker."""
     _native.serve_as_worker()
 
 
-def set_up(hello: dict[str, Any]) -> Work:
-    """Called by the native side with what the dispatcher said first."""
+def set_up(hello: dict[str, Any]) -> WorkerFunctions:
+    """Set up the worker and return its functions. The native module calls this with the dispatcher's first message."""
     from base64 import b64decode
     from pickle import loads
 
     settings = hello["settings"]
     sys.path[:] = settings["sys_path"]
     sys.argv = settings["argv"]
-    limit = settings.get("task_timeout")
-    signal.signal(signal.SIGINT, lambda _number, _frame: _interrupt(limit))
-    loading = _Main(settings)
+    task_timeout = settings.get("task_timeout")
+    signal.signal(signal.SIGINT, lambda _number, _frame: _handle_interrupt(task_timeout))
+    main_module = _MainModule(settings)
     work = b64decode(settings["work"])
     try:
         if b"__main__" in work:
-            loading.load()
+            main_module.load()
         start, arguments = loads(work)
         if "main_path" not in settings and "main_name" not in settings:
-            _make_known(arguments)
+            _register_classes(arguments)
     except Exception:
         if "work_by_value" not in settings:
             raise
         start, arguments = loads(b64decode(settings["work_by_value"]))
-        _make_known(arguments)
-    done = start(hello, *arguments)
-    return Work(done.process, done.clean_up, loading.load)
+        _register_classes(arguments)
+    functions = start(hello, *arguments)
+    return WorkerFunctions(functions.process, functions.clean_up, main_module.load)
 
 
-def _make_known(values: Any) -> None:
-    """Puts the classes that came by value where pickle looks for them when it is given one of their objects."""
+def _register_classes(values: Any) -> None:
+    """Add classes that were sent by value to `__main__`, where pickle looks for them when it pickles their objects."""
     main = sys.modules["__main__"]
     for value in values:
         for function in vars(value).values() if isinstance(value, type) else [value]:
@@ -62,16 +65,18 @@ def _make_known(values: Any) -> None:
                     setattr(main, name, known)
 
 
-def _interrupt(limit: Optional[float]) -> None:
-    about = _native.interrupted()
-    if about == "too_long":
-        raise TimeoutError(f"the task took longer than {limit:g} seconds" if limit else "the task took too long")
-    if about == "unwanted":
+def _handle_interrupt(task_timeout: Optional[float]) -> None:
+    reason = _native.interrupted()
+    if reason == "too_long":
+        raise TimeoutError(
+            f"the task took longer than {task_timeout:g} seconds" if task_timeout else "the task took too long"
+        )
+    if reason == "unwanted":
         raise KeyboardInterrupt
 
 
-class _Main:
-    """The main module of the program that started this worker: imported, under another name, when something refers to it."""
+class _MainModule:
+    """Main module of the program that started this worker, imported as `__mp_main__` when a task refers to it."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.path, self.name = settings.get("main_path"), settings.get("main_name")
@@ -89,10 +94,10 @@ class _Main:
         is_loading_main = True
         try:
             if path is not None:
-                content = runpy.run_path(path, run_name="__mp_main__")
+                namespace = runpy.run_path(path, run_name="__mp_main__")
             else:
-                content = runpy.run_module(str(name), run_name="__mp_main__", alter_sys=True)
+                namespace = runpy.run_module(str(name), run_name="__mp_main__", alter_sys=True)
         finally:
             is_loading_main = False
-        module.__dict__.update(content)
+        module.__dict__.update(namespace)
         sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -1,4 +1,4 @@
-"""What can go wrong, by what a program can do about it."""
+"""Exceptions, grouped by how a program can handle them."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ __all__ = [
 
 
 class GpupoolError(Exception):
-    """Anything that gpupool raises."""
+    """Base class of all exceptions of gpupool."""
 
-    #: The server's name for its refusal, such as `no_capacity`, where it gave one.
+    #: Problem code of the server, such as `no_capacity`, if it sent one.
     code: Optional[str] = None
 
 
 class ConfigurationError(GpupoolError, ValueError):
-    """An argument, a variable or the configuration file cannot be used: change what is named."""
+    """An argument, a variable or the configuration file is invalid: change the setting that the message names."""
 
 
 class ClientStateError(GpupoolError, RuntimeError):
-    """The client was not started, or was started already."""
+    """The client is not started, or is already started."""
 
 
 class InvalidAssignmentError(GpupoolError, ValueError):
-    """What was to be given back was never granted by this client."""
+    """This client never granted the assignment."""
 
 
 class ServiceUnavailableError(GpupoolError):
-    """No server can be asked now: wait, or start one."""
+    """No server is available: wait, or start one."""
 
 
 class CircuitBreakerOpenError(ServiceUnavailableError):
-    """The server failed too often and is left alone for a while."""
+    """The server failed repeatedly; its circuit breaker rejects requests for a while."""
 
 
 class RequestRefusedError(GpupoolError, ValueError):
-    """The server says no, whenever it is asked: ask for something else."""
+    """The server can never grant this request: change the request."""
 
 
 class NoCapacityError(GpupoolError):
-    """Nothing is free, and the request was not to wait."""
+    """No capacity is free, and the request does not wait."""
 
 
 class NotAllowedError(GpupoolError, PermissionError):
-    """The server does not let this caller do that: show a token, or ask as somebody else."""
+    """The caller lacks the permission: use a token, or another user."""
 
 
 class WorkerTimeoutError(GpupoolError, TimeoutError):
-    """No GPU came free in the time the request had."""
+    """No GPU became free before the request's timeout."""
 
-    #: Who asked.
+    #: Worker of the request.
     worker_id: Optional[str] = None
 
 
 class StaleAssignmentError(GpupoolError):
-    """What was assigned is not held any more: stop using it, and ask anew."""
+    """The assignment is no longer valid: stop using its GPU and request another."""
 
-    #: Who held it.
+    #: Worker of the assignment.
     worker_id: Optional[str] = None

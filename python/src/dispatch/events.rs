@@ -62,9 +62,9 @@ impl Run {
             RunEvent::WorkerReady { worker } => of_worker(py, "ready", worker.0, ""),
             RunEvent::WorkerSetupFailed { worker, why } => of_worker(py, "setup_failed", worker.0, &why),
             RunEvent::WorkerCleanupFailed { worker, why } => of_worker(py, "cleanup_failed", worker.0, &why),
-            RunEvent::WorkerGone { worker, cause, last_words, is_last } => {
+            RunEvent::WorkerGone { worker, cause, output_tail, is_last } => {
                 self.carrier.bury();
-                let value = (cause.to_string(), last_words.to_string(), is_last).into_pyobject(py)?;
+                let value = (cause.to_string(), output_tail.to_string(), is_last).into_pyobject(py)?;
                 (intern!(py, "gone"), &none, worker.0, value, &none, &none).into_pyobject(py)
             }
             RunEvent::WorkerWrote { worker, bytes } => {

@@ -110,12 +110,12 @@ impl Workers {
                     // Else they are being given back.
                     let Some(keeper) = self.keeper.upgrade() else { continue };
                     let gpu_id = granted.gpu_ids().first().copied();
-                    for worker in self.ids(granted.place) {
+                    for worker in self.ids(granted.slot) {
                         self.tell("granted", Some(worker), gpu_id, String::new());
                         self.remote.add_worker(keeper.worker_slot(worker, &granted));
                     }
                 }
-                GpuEvent::Lost { place, why } => {
+                GpuEvent::Lost { slot: place, why } => {
                     for worker in self.ids(place) {
                         self.tell("gpu_lost", Some(worker), None, why.clone());
                         self.remote.withdraw_worker(worker, why.as_str());

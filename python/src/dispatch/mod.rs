@@ -300,7 +300,7 @@ impl Wish {
             ..WorkerSlot::new(WorkerId(*id))
         });
         Ok(RunPlan {
-            places: places.collect(),
+            slots: places.collect(),
             rules,
             settings: settings.map_err(|error| PyValueError::new_err(format!("settings: {error}")))?,
             output,

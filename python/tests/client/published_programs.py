@@ -1,6 +1,6 @@
-"""Programs as people wrote them for the published package, in our own words: same calls, names and shapes.
+"""Programs in the style of programs for the published package, with the same calls, names and structures.
 
-Each is a whole program or a fragment; `runnable` makes a program of a fragment.
+Each is a whole program or a fragment; `make_program` turns a fragment into a program.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 import textwrap
 
 PROGRAMS = {
-    "a client that is asked once": """
+    "one request of a client": """
         import asyncio
         from gpu_worker_pool.client import GPUWorkerPoolClient
 
@@ -68,7 +68,7 @@ PROGRAMS = {
             for one in now.endpoint_details:
                 print(one["endpoint_id"], one["available_gpus"], one["total_gpus"])
     """,
-    "recovery by hand, and a request for later": """
+    "manual recovery, and a request for later": """
         async with GPUWorkerPoolClient(service_endpoints="...") as pool:
             state = pool.get_error_recovery_status()
             print(len(state["healthy_endpoints"]), len(state["degraded_endpoints"]))
@@ -77,7 +77,7 @@ PROGRAMS = {
             mine = await pool.queue_request_for_retry(lambda: pool.request_gpu(timeout=60.0))
             await pool.release_gpu(mine)
     """,
-    "every number there is": """
+    "all metrics": """
         async with GPUWorkerPoolClient(service_endpoints="...") as pool:
             numbers = pool.get_detailed_metrics()
             print(numbers["pool_summary"]["efficiency_percent"])
@@ -86,7 +86,7 @@ PROGRAMS = {
             balancer = numbers["load_balancer"]
             print(balancer["strategy_name"], balancer["total_requests"], balancer["success_rate"])
     """,
-    "the report on recovery": """
+    "the recovery report": """
         async with GPUWorkerPoolClient(service_endpoints="...") as pool:
             pool.print_error_recovery_summary()
             state = pool.get_error_recovery_status()
@@ -95,14 +95,14 @@ PROGRAMS = {
             for name, breaker in state["circuit_breaker_stats"].items():
                 print(name, breaker["state"], breaker["failure_rate"])
     """,
-    "from one server to several": """
+    "a change from one server to several": """
         client = GPUWorkerPoolClient(service_endpoint="http://gpu-server:8000")
         client = GPUWorkerPoolClient(service_endpoints="http://gpu-server-1:8000,http://gpu-server-2:8000")
         async with client:
             mine = await client.request_gpu()
             await client.release_gpu(mine)
     """,
-    "every setting": """
+    "all settings": """
         one = GPUWorkerPoolClient(
             service_endpoint="http://localhost:8080", memory_threshold=70.0, utilization_threshold=80.0,
             worker_timeout=300.0, request_timeout=10.0, polling_interval=3,
@@ -115,7 +115,7 @@ PROGRAMS = {
         assert not one.is_multi_endpoint_mode() and several.is_multi_endpoint_mode()
         assert several.get_endpoints_info() is None
     """,
-    "what each server is": """
+    "the servers in detail": """
         for one in client.get_endpoints_info():
             print(one["endpoint_id"], one["url"], one["is_healthy"], one["available_gpus"], one["total_gpus"])
     """,
@@ -124,7 +124,7 @@ PROGRAMS = {
             numbers = pool.get_detailed_metrics()
             print(numbers["total_gpus"], numbers["available_gpus"], numbers["active_workers"], numbers["thresholds"])
     """,
-    "too long a wait": """
+    "a request that times out": """
         blocker = await client.request_gpu(gpus=2)
         other = await client.request_gpu(gpus=2)
         try:
@@ -133,7 +133,7 @@ PROGRAMS = {
         except WorkerTimeoutError as error:
             print(error)
     """,
-    "how busy it is": """
+    "the load of the pool": """
         now = client.get_pool_status()
         if now.available_gpus == 0 and now.blocked_workers > 0:
             print("busy")
@@ -141,7 +141,7 @@ PROGRAMS = {
     """,
 }
 
-#: What fragments take for granted.
+#: Imports that fragments assume.
 PRELUDE = """
 import asyncio
 from dataclasses import dataclass
@@ -150,14 +150,12 @@ from typing import *
 from gpu_worker_pool import *
 from gpu_worker_pool.client import *
 """
-#: In place of a list of servers that is left out.
+#: Replaces a list of servers that a fragment omits.
 SERVERS = "http://server1:8000,http://server2:8000"
 
 
-def runnable(fragment: str) -> str:
-    """A program that does what a fragment does: what it awaits at its top is awaited, a client it uses is there, and settings
-    it only writes down make a client.
-    """
+def make_program(fragment: str) -> str:
+    """Return a program that runs a fragment: in an async function, and with a client if the fragment uses one."""
     text = textwrap.dedent(fragment).replace('service_endpoints="..."', f'service_endpoints="{SERVERS}"')
     tree = compile(text, "fragment", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "client"]

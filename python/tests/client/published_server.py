@@ -1,4 +1,4 @@
-"""A server that only has statistics, as the published one answers: no `/v1`, nothing it decides."""
+"""Statistics-only server with the routes of the published server, without `/v1`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class PublishedServer(ThreadingHTTPServer):
-    """`usage` has the memory and the utilization of each GPU, in percent; a test may change it."""
+    """`usage` has the memory usage and the utilization of each GPU in percent; a test can change it."""
 
     daemon_threads = True
 
     def __init__(self, *usage: tuple[float, float]) -> None:
-        super().__init__(("127.0.0.1", 0), _Answers)
+        super().__init__(("127.0.0.1", 0), _StatisticsHandler)
         self.usage = list(usage)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -41,7 +41,7 @@ class PublishedServer(ThreadingHTTPServer):
         }
 
 
-class _Answers(BaseHTTPRequestHandler):
+class _StatisticsHandler(BaseHTTPRequestHandler):
     server: PublishedServer
     protocol_version = "HTTP/1.1"
 

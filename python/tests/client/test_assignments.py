@@ -1,4 +1,4 @@
-"""What one client of one agent promises."""
+"""Assignments of a client with one agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from agents import Agent
-from watching import PATIENCE, leases, post, wait_until, wait_until_free
+from client_kit import TIMEOUT_SECS, list_leases, post, wait_until, wait_until_free
 
 from gpu_worker_pool import (
     GPUAssignment,
@@ -23,28 +23,28 @@ from gpu_worker_pool import (
 )
 
 
-def run(story, agent: Agent, **settings):
-    """Runs a story with a client that is started."""
+def run(scenario, agent: Agent, **settings):
+    """Run a scenario with a started client."""
 
-    async def told():
+    async def run_with_client():
         async with GPUWorkerPoolClient(agent.url, **settings) as client:
-            return await asyncio.wait_for(story(client), PATIENCE)
+            return await asyncio.wait_for(scenario(client), TIMEOUT_SECS)
 
-    return asyncio.run(told())
+    return asyncio.run(run_with_client())
 
 
 def test_two_live_assignments_never_share_a_device(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         held = [await client.request_gpu() for _ in range(4)]
-        assert sorted(one.gpu_id for one in held) == [0, 1, 2, 3]
-        assert len({one.worker_id for one in held}) == 4
+        assert sorted(assignment.gpu_id for assignment in held) == [0, 1, 2, 3]
+        assert len({assignment.worker_id for assignment in held}) == 4
 
-    run(story, agent)
-    assert leases(agent) == []
+    run(scenario, agent)
+    assert list_leases(agent) == []
 
 
 def test_two_halves_share_a_device(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         first = await client.request_gpu(fraction=0.5)
         second = await client.request_gpu(fraction=0.5)
         assert first.gpu_id == second.gpu_id
@@ -53,23 +53,23 @@ def test_two_halves_share_a_device(agent: Agent) -> None:
             second.worker_id,
         }
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_several_gpus_come_together(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_several_gpus_are_granted_together(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         await client.request_gpu(gpus=3, priority=5, memory_mib=1000)
         assert client.get_pool_status().active_workers == 1
-        [lease] = leases(agent)
+        [lease] = list_leases(agent)
         assert len(lease["devices"]) == 3
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_who_asked_first_is_served_first(start_agent) -> None:
+def test_requests_are_served_in_the_order_of_arrival(start_agent) -> None:
     agent = start_agent("1xH100")
 
-    async def story(client: GPUWorkerPoolClient) -> list[int]:
+    async def scenario(client: GPUWorkerPoolClient) -> list[int]:
         held = await client.request_gpu()
         order: list[int] = []
 
@@ -80,20 +80,20 @@ def test_who_asked_first_is_served_first(start_agent) -> None:
         waiting = []
         for number in range(6):
             waiting.append(asyncio.ensure_future(wait(number)))
-            wanted = number + 1
-            arrived = lambda wanted=wanted: len(leases(agent, "queued")) == wanted  # noqa: E731
-            await asyncio.get_running_loop().run_in_executor(None, wait_until, agent, arrived, f"{wanted} wait")
+            count = number + 1
+            arrived = lambda count=count: len(list_leases(agent, "queued")) == count  # noqa: E731
+            await asyncio.get_running_loop().run_in_executor(None, wait_until, agent, arrived, f"{count} requests wait")
         await client.release_gpu(held)
         await asyncio.gather(*waiting)
         return order
 
-    assert run(story, agent) == list(range(6))
+    assert run(scenario, agent) == list(range(6))
 
 
-def test_requests_made_at_once_are_served_in_the_order_of_the_calls(start_agent) -> None:
+def test_concurrent_requests_are_served_in_the_order_of_the_calls(start_agent) -> None:
     agent = start_agent("1xH100")
 
-    async def story(client: GPUWorkerPoolClient) -> list[int]:
+    async def scenario(client: GPUWorkerPoolClient) -> list[int]:
         held = await client.request_gpu()
         order: list[int] = []
 
@@ -103,43 +103,43 @@ def test_requests_made_at_once_are_served_in_the_order_of_the_calls(start_agent)
 
         waiting = [asyncio.ensure_future(wait(number)) for number in range(12)]
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, wait_until, agent, lambda: len(leases(agent, "queued")) == 12, "all wait")
+        await loop.run_in_executor(None, wait_until, agent, lambda: len(list_leases(agent, "queued")) == 12, "all requests wait")
         await client.release_gpu(held)
         await asyncio.gather(*waiting)
         return order
 
-    assert run(story, agent) == list(range(12))
+    assert run(scenario, agent) == list(range(12))
 
 
-def test_a_request_that_waits_too_long_says_so_and_leaves_nothing_behind(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_a_timed_out_request_raises_and_leaves_nothing_behind(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         await client.request_gpu(gpus=4)
         with pytest.raises(WorkerTimeoutError) as raised:
             await client.request_gpu(timeout=1.5)
         assert str(raised.value) == f"Worker {raised.value.worker_id} request timed out after 1.5 seconds"
         assert isinstance(raised.value, TimeoutError)
-        wait_until(agent, lambda: not leases(agent, "queued", "offered"), "nobody waits")
+        wait_until(agent, lambda: not list_leases(agent, "queued", "offered"), "no request waits")
         assert client.get_pool_status().blocked_workers == 0
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_the_clients_own_limit_counts_where_a_request_has_none(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_worker_timeout_applies_to_requests_without_a_timeout(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         await client.request_gpu(gpus=4)
         with pytest.raises(WorkerTimeoutError, match=r"request timed out after 0\.25 seconds"):
             await client.request_gpu()
 
-    run(story, agent, worker_timeout=0.25)
+    run(scenario, agent, worker_timeout=0.25)
 
 
 @pytest.mark.parametrize("how", ["cancel", "wait_for"])
-def test_a_request_that_is_given_up_leaves_nothing_behind(agent: Agent, how: str) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_a_cancelled_request_leaves_nothing_behind(agent: Agent, how: str) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         held = await client.request_gpu(gpus=4)
         waiting = asyncio.ensure_future(client.request_gpu())
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, wait_until, agent, lambda: bool(leases(agent, "queued")), "it waits")
+        await loop.run_in_executor(None, wait_until, agent, lambda: bool(list_leases(agent, "queued")), "the request waits")
         if how == "cancel":
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -147,39 +147,39 @@ def test_a_request_that_is_given_up_leaves_nothing_behind(agent: Agent, how: str
         else:
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(waiting, 0.01)
-        await loop.run_in_executor(None, wait_until, agent, lambda: not leases(agent, "queued", "offered"), "it left")
+        await loop.run_in_executor(None, wait_until, agent, lambda: not list_leases(agent, "queued", "offered"), "it is cancelled")
         await client.release_gpu(held)
-        # What the one that left would have got is there for the next one.
+        # The cancelled request does not block the GPUs for the next request.
         await client.release_gpu(await client.request_gpu(gpus=4))
 
-    run(story, agent)
-    assert leases(agent) == []
+    run(scenario, agent)
+    assert list_leases(agent) == []
 
 
-def test_requests_given_up_at_any_instant_leave_nothing_behind(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_requests_cancelled_at_any_time_leave_nothing_behind(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         for step in range(60):
-            asked = asyncio.ensure_future(client.request_gpu())
-            # From before it is sent to after it was granted.
-            await asyncio.wait([asked], timeout=step / 20_000)
-            if asked.cancel():
+            request = asyncio.ensure_future(client.request_gpu())
+            # From before the request is sent until after its grant.
+            await asyncio.wait([request], timeout=step / 20_000)
+            if request.cancel():
                 with pytest.raises(asyncio.CancelledError):
-                    await asked
+                    await request
             else:
-                await client.release_gpu(asked.result())
+                await client.release_gpu(request.result())
         await asyncio.get_running_loop().run_in_executor(None, wait_until_free, agent)
         assert client.get_pool_status().active_workers == 0
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_release_is_idempotent_and_refuses_what_was_never_granted(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_release_is_idempotent_and_rejects_unknown_assignments(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         held = await client.request_gpu()
         twin = copy.copy(held)
         await asyncio.gather(client.release_gpu(held), client.release_gpu(twin))
         await client.release_gpu(held)
-        made_up = GPUAssignment(gpu_id=0, worker_id="somebody", assigned_at=datetime.now())
+        made_up = GPUAssignment(gpu_id=0, worker_id="unknown", assigned_at=datetime.now())
         for wrong in (made_up, None, 3, "gpu0"):
             with pytest.raises(ValueError, match=r"never granted|request_gpu\(\)"):
                 await client.release_gpu(wrong)  # type: ignore[arg-type]
@@ -187,37 +187,37 @@ def test_release_is_idempotent_and_refuses_what_was_never_granted(agent: Agent) 
             theirs = await another.request_gpu()
             with pytest.raises(ValueError, match="never granted"):
                 await client.release_gpu(theirs)
-            assert len(leases(agent)) == 1
+            assert len(list_leases(agent)) == 1
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_an_assignment_that_is_over_gives_nothing_else_back(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_a_released_assignment_does_not_release_a_newer_one(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         first = await client.request_gpu(worker_id="w", select={"gpu_ids": [0]})
         await client.release_gpu(first)
         second = await client.request_gpu(worker_id="w", select={"gpu_ids": [0]})
         await client.release_gpu(first)
-        assert [lease["id"] for lease in leases(agent)] == [client._held["w"].id]
+        assert [lease["id"] for lease in list_leases(agent)] == [client._leases["w"].id]
         with pytest.raises(StaleAssignmentError, match="was released"):
             client.check_assignment(first)
         client.check_assignment(second)
-        # Those of another client are not its own either, whatever they are called.
+        # An assignment of another client with the same worker id is unknown, too.
         async with GPUWorkerPoolClient(agent.url) as another:
             theirs = await another.request_gpu(worker_id="w", select={"gpu_ids": [1]})
             with pytest.raises(ValueError, match="never granted"):
                 await client.release_gpu(theirs)
             mine = await client.request_gpu()
             assert mine.worker_id != (await another.request_gpu()).worker_id
-            assert len(leases(agent)) == 4
+            assert len(list_leases(agent)) == 4
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_giving_back_what_was_lost_says_so(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_releasing_a_lost_assignment_raises(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         held = await client.request_gpu()
-        post(agent, f"/v1/leases/{leases(agent)[0]['id']}/revoke", {})
+        post(agent, f"/v1/leases/{list_leases(agent)[0]['id']}/revoke", {})
         with pytest.raises(StaleAssignmentError, match="taken back|revoked"):
             await client.release_gpu(held)
         assert client.get_pool_status().active_workers == 0
@@ -227,23 +227,23 @@ def test_giving_back_what_was_lost_says_so(agent: Agent) -> None:
                 client.check_assignment(timed)
                 await asyncio.sleep(0.005)
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_an_assignment_made_again_from_its_fields_is_the_same_assignment(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_an_assignment_rebuilt_from_its_fields_can_be_released(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         held = await client.request_gpu()
         again = GPUAssignment(**dataclasses.asdict(held))
         assert again == held
         await client.release_gpu(again)
-        assert leases(agent) == []
+        assert list_leases(agent) == []
         assert timedelta(0) <= datetime.now() - held.assigned_at < timedelta(minutes=5)
 
-    run(story, agent)
+    run(scenario, agent)
 
 
 def test_a_client_can_be_stopped_and_started_again(agent: Agent) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         client = GPUWorkerPoolClient(agent.url)
         with pytest.raises(RuntimeError, match="^Client must be started before requesting GPU$"):
             await client.request_gpu()
@@ -253,7 +253,7 @@ def test_a_client_can_be_stopped_and_started_again(agent: Agent) -> None:
                 await client.start()
             held = await client.request_gpu()
             await client.stop()
-            assert leases(agent) == []
+            assert list_leases(agent) == []
             await client.stop()
             with pytest.raises(RuntimeError, match="^Client must be started before releasing GPU$"):
                 await client.release_gpu(held)
@@ -267,28 +267,28 @@ def test_a_client_can_be_stopped_and_started_again(agent: Agent) -> None:
         await client.release_gpu(held)
         await client.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_stopped_client_tells_those_who_wait(agent: Agent) -> None:
-    async def story() -> None:
+def test_stop_fails_waiting_requests(agent: Agent) -> None:
+    async def scenario() -> None:
         client = GPUWorkerPoolClient(agent.url)
         await client.start()
         await client.request_gpu(gpus=4)
         waiting = asyncio.ensure_future(client.request_gpu())
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, wait_until, agent, lambda: bool(leases(agent, "queued")), "it waits")
+        await loop.run_in_executor(None, wait_until, agent, lambda: bool(list_leases(agent, "queued")), "the request waits")
         await client.stop()
         with pytest.raises(RuntimeError, match="Client must be started before requesting GPU"):
             await waiting
-        # Stopping waits until the place in the queue is given up, too.
-        assert leases(agent) == []
+        # `stop` also waits until the request has left the queue.
+        assert list_leases(agent) == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_client_nobody_refers_to_gives_everything_back(agent: Agent) -> None:
-    async def story() -> None:
+def test_a_garbage_collected_client_releases_everything(agent: Agent) -> None:
+    async def scenario() -> None:
         client = GPUWorkerPoolClient(agent.url)
         await client.start()
         await client.request_gpu()
@@ -296,19 +296,19 @@ def test_a_client_nobody_refers_to_gives_everything_back(agent: Agent) -> None:
         gc.collect()
         await asyncio.get_running_loop().run_in_executor(None, wait_until_free, agent)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_an_administrator_takes_back_is_stale_at_its_next_use(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_an_assignment_released_by_an_administrator_is_stale_at_its_next_use(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         lost = asyncio.get_running_loop().create_future()
         client.subscribe(lambda update: update["kind"] == "lost" and not lost.done() and lost.set_result(update))
         held = await client.request_gpu(ttl=1)
         client.check_assignment(held)
-        [lease] = leases(agent)
-        agent.call("lease", "release", str(lease["id"]))
-        told = await lost
-        assert told["worker_id"] == held.worker_id
+        [lease] = list_leases(agent)
+        agent.run_command("lease", "release", str(lease["id"]))
+        update = await lost
+        assert update["worker_id"] == held.worker_id
         with pytest.raises(StaleAssignmentError, match=held.worker_id):
             client.check_assignment(held)
         with pytest.raises(StaleAssignmentError, match=held.worker_id):
@@ -316,11 +316,11 @@ def test_what_an_administrator_takes_back_is_stale_at_its_next_use(agent: Agent)
         await client.release_gpu(held)
         assert client.get_pool_status().active_workers == 0
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_what_is_older_than_the_stale_age_is_taken_back(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_assignments_older_than_the_stale_age_are_reclaimed(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         lost = asyncio.get_running_loop().create_future()
         client.subscribe(lambda update: update["kind"] == "lost" and not lost.done() and lost.set_result(update))
         held = await client.request_gpu(ttl=1)
@@ -328,11 +328,11 @@ def test_what_is_older_than_the_stale_age_is_taken_back(agent: Agent) -> None:
         with pytest.raises(StaleAssignmentError):
             await client.release_gpu(held)
 
-    run(story, agent, stale_age=1.0)
+    run(scenario, agent, stale_age=1.0)
 
 
-def test_the_block_of_a_context_manager_holds_one_gpu(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_the_context_manager_assigns_one_gpu_to_its_block(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         async with GPUContextManager(client, timeout=30) as gpu_id:
             assert isinstance(gpu_id, int)
             assert list(client.get_pool_status().gpu_assignments) == [gpu_id]
@@ -340,9 +340,9 @@ def test_the_block_of_a_context_manager_holds_one_gpu(agent: Agent) -> None:
         with pytest.raises(ZeroDivisionError):
             async with GPUContextManager(client):
                 raise ZeroDivisionError
-        assert leases(agent) == []
+        assert list_leases(agent) == []
 
-    run(story, agent)
+    run(scenario, agent)
 
     async def made_by_a_function() -> None:
         async with gpu_worker_pool_client(agent.url, memory_threshold=75) as client:
@@ -351,8 +351,8 @@ def test_the_block_of_a_context_manager_holds_one_gpu(agent: Agent) -> None:
     asyncio.run(made_by_a_function())
 
 
-def test_what_no_server_can_grant_is_refused_at_once(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_unsatisfiable_requests_are_rejected_at_once(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         with pytest.raises(RequestRefusedError, match="gpus"):
             await client.request_gpu(gpus=0)
         with pytest.raises(RequestRefusedError, match="fraction"):
@@ -365,32 +365,32 @@ def test_what_no_server_can_grant_is_refused_at_once(agent: Agent) -> None:
             await client.request_gpu(timeout="5")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="timeout"):
             await client.request_gpu(timeout=-1)
-        assert leases(agent) == []
+        assert list_leases(agent) == []
 
-    run(story, agent)
+    run(scenario, agent)
 
 
-def test_statistics_can_be_subscribed_to(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
-        seen: asyncio.Queue = asyncio.Queue()
-        unsubscribe = client.subscribe(seen.put_nowait)
+def test_a_subscriber_gets_statistics(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
+        updates: asyncio.Queue = asyncio.Queue()
+        unsubscribe = client.subscribe(updates.put_nowait)
         kinds = set()
         held = await client.request_gpu()
         await client.release_gpu(held)
         while not {"statistics", "assigned", "released"} <= kinds:
-            update = await seen.get()
+            update = await updates.get()
             kinds.add(update["kind"])
             if update["kind"] == "statistics":
                 assert len(update["gpus"]) == 4
         unsubscribe()
         with pytest.raises(ValueError, match="callback"):
-            client.subscribe("nothing to call")  # type: ignore[arg-type]
+            client.subscribe("not a function")  # type: ignore[arg-type]
 
-    run(story, agent, polling_interval=0.05)
+    run(scenario, agent, polling_interval=0.05)
 
 
-def test_a_status_is_plain_data_with_its_age(agent: Agent) -> None:
-    async def story(client: GPUWorkerPoolClient) -> None:
+def test_the_status_is_plain_data_with_its_age(agent: Agent) -> None:
+    async def scenario(client: GPUWorkerPoolClient) -> None:
         held = await client.request_gpu()
         status = client.get_pool_status()
         assert (status.total_gpus, status.available_gpus, status.active_workers) == (4, 3, 1)
@@ -406,4 +406,4 @@ def test_a_status_is_plain_data_with_its_age(agent: Agent) -> None:
             with pytest.raises(RuntimeError, match="several endpoints"):
                 await call
 
-    run(story, agent)
+    run(scenario, agent)

@@ -1,4 +1,4 @@
-"""What the environment and arguments say, and what is said where they are wrong."""
+"""Configuration by environment and arguments, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_defaults_are_the_documented_ones(monkeypatch) -> None:
     assert not manager.is_multi_endpoint_mode() and manager.warnings == []
 
 
-def test_the_list_is_tidied_and_wins_over_the_single_address(monkeypatch) -> None:
+def test_the_endpoint_list_is_cleaned_and_overrides_the_single_endpoint(monkeypatch) -> None:
     monkeypatch.setenv("GPU_SERVICE_ENDPOINT", "http://one:1")
     monkeypatch.setenv("GPU_SERVICE_ENDPOINTS", " http://a:1/ ,, http://b:2,http://a:1")
     assert ConfigurationManager().get_service_endpoints() == ["http://a:1", "http://b:2"]
@@ -51,7 +51,7 @@ def test_the_list_is_tidied_and_wins_over_the_single_address(monkeypatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "expected"),
     [
         ("GPU_MEMORY_THRESHOLD_PERCENT", "101", "0"),
         ("GPU_UTILIZATION_THRESHOLD_PERCENT", "much", "100"),
@@ -63,22 +63,22 @@ def test_the_list_is_tidied_and_wins_over_the_single_address(monkeypatch) -> Non
         ("GPU_SERVICE_ENDPOINT", "gpu1:8000", "http"),
     ],
 )
-def test_a_variable_that_cannot_be_used_is_named_with_its_value_and_what_is_allowed(
-    monkeypatch, name: str, value: str, says: str
+def test_an_invalid_variable_is_named_with_its_value_and_range(
+    monkeypatch, name: str, value: str, expected: str
 ) -> None:
     monkeypatch.setenv(name, value)
     for made in (GPUWorkerPoolClient, ConfigurationManager):
         with pytest.raises(ConfigurationError) as raised:
             made()
         text = str(raised.value)
-        assert name in text and value in text and says in text, text
+        assert name in text and value in text and expected in text, text
         assert isinstance(raised.value, ValueError)
     manager = ConfigurationManager(strict=False)
     assert any(name in warning for warning in manager.warnings)
     assert manager.get_memory_threshold() == 80.0
 
 
-def test_arguments_beat_the_environment_also_where_it_is_wrong(monkeypatch) -> None:
+def test_arguments_override_even_an_invalid_environment(monkeypatch) -> None:
     monkeypatch.setenv("GPU_MEMORY_THRESHOLD_PERCENT", "much")
     monkeypatch.setenv("GPU_SERVICE_ENDPOINT", "nonsense")
     monkeypatch.setenv("GPU_LOAD_BALANCING_STRATEGY", "luck")
@@ -86,7 +86,7 @@ def test_arguments_beat_the_environment_also_where_it_is_wrong(monkeypatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "says"),
+    ("arguments", "error", "expected"),
     [
         ({"memory_threshold": 150}, ValueError, ["memory_threshold", "150", "0 to 100"]),
         ({"utilization_threshold": -1.0}, ValueError, ["utilization_threshold", "-1", "0 to 100"]),
@@ -105,13 +105,13 @@ def test_arguments_beat_the_environment_also_where_it_is_wrong(monkeypatch) -> N
         ({"ca_file": "/nowhere/ca.pem", "service_endpoint": "https://a"}, ValueError, ["/nowhere/ca.pem"]),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_named(arguments, error, says) -> None:
+def test_an_invalid_argument_is_named(arguments, error, expected) -> None:
     with pytest.raises(error) as raised:
         GPUWorkerPoolClient(**arguments)
-    assert all(word in str(raised.value) for word in says), str(raised.value)
+    assert all(word in str(raised.value) for word in expected), str(raised.value)
 
 
-def test_whole_numbers_and_lists_are_taken_as_well() -> None:
+def test_whole_numbers_and_lists_are_accepted() -> None:
     client = GPUWorkerPoolClient(
         service_endpoints=["http://a:1", "http://b:2"],  # type: ignore[arg-type]
         memory_threshold=70,

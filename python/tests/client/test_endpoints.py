@@ -1,4 +1,4 @@
-"""What a client of several agents promises."""
+"""A client with several agents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from agents import Agent
-from watching import PATIENCE, leases
+from client_kit import TIMEOUT_SECS, list_leases
 
 from gpu_worker_pool import (
     CircuitBreakerOpenError,
@@ -22,22 +22,22 @@ from gpu_worker_pool import (
 )
 
 
-def run(story):
-    return asyncio.run(asyncio.wait_for(story(), PATIENCE))
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_SECS))
 
 
-def nobody() -> str:
-    """An address where nobody listens."""
+def unused_address() -> str:
+    """Return a URL at which no server listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
-def listed(*agents: Agent) -> str:
+def join_urls(*agents: Agent) -> str:
     return ",".join(agent.url for agent in agents)
 
 
-def granted(client: GPUWorkerPoolClient) -> dict[str, int]:
+def granted_by_endpoint(client: GPUWorkerPoolClient) -> dict[str, int]:
     details = client.get_detailed_metrics()["endpoints"]["details"]
     return {endpoint_id: detail["granted"] for endpoint_id, detail in details.items()}
 
@@ -45,7 +45,7 @@ def granted(client: GPUWorkerPoolClient) -> dict[str, int]:
 def test_ids_are_hosts_while_they_are_unique_and_host_and_port_otherwise(start_agent) -> None:
     first, second = start_agent(), start_agent()
 
-    async def story() -> None:
+    async def scenario() -> None:
         by_host = f"http://localhost:{first.port}/, ,http://127.0.0.1:{second.port},http://localhost:{first.port}"
         async with GPUWorkerPoolClient(service_endpoints=by_host) as client:
             assert client.is_multi_endpoint_mode()
@@ -54,21 +54,21 @@ def test_ids_are_hosts_while_they_are_unique_and_host_and_port_otherwise(start_a
             for spelling in ("localhost", f"localhost_{first.port}", f"http://localhost:{first.port}"):
                 assert await client.trigger_endpoint_recovery(spelling) is True
             assert await client.trigger_endpoint_recovery("somewhere") is False
-        async with GPUWorkerPoolClient(service_endpoints=listed(first, second)) as client:
+        async with GPUWorkerPoolClient(service_endpoints=join_urls(first, second)) as client:
             infos = client.get_endpoints_info()
             assert infos is not None
             ids = [info["endpoint_id"] for info in infos]
             assert ids == [f"127.0.0.1_{first.port}", f"127.0.0.1_{second.port}"]
             assert infos[0]["last_seen"] is not None and infos[0]["response_time_ms"] > 0
 
-    run(story)
+    run(scenario)
 
 
-def test_an_assignment_of_several_endpoints_has_every_name(start_agent) -> None:
+def test_an_assignment_of_several_endpoints_has_all_ids(start_agent) -> None:
     agents = [start_agent("2xH100"), start_agent("2xH100")]
 
-    async def story() -> None:
-        async with GPUWorkerPoolClient(service_endpoints=listed(*agents)) as client:
+    async def scenario() -> None:
+        async with GPUWorkerPoolClient(service_endpoints=join_urls(*agents)) as client:
             held = await client.request_gpu()
             assert isinstance(held, GlobalGPUAssignment) and isinstance(held, GPUAssignment)
             assert held.gpu_id == held.local_gpu_id
@@ -79,69 +79,69 @@ def test_an_assignment_of_several_endpoints_has_every_name(start_agent) -> None:
             assert isinstance(status, MultiEndpointPoolStatus)
             assert list(status.gpu_assignments) == [held.global_gpu_id]
             assert (status.total_endpoints, status.healthy_endpoints, status.total_gpus) == (2, 2, 4)
-            assert {detail["endpoint_id"] for detail in status.endpoint_details} == set(granted(client))
+            assert {detail["endpoint_id"] for detail in status.endpoint_details} == set(granted_by_endpoint(client))
             await client.release_gpu(held)
             await client.release_gpu(held)
-            assert not leases(agents[0]) and not leases(agents[1])
+            assert not list_leases(agents[0]) and not list_leases(agents[1])
             async with GPUContextManager(client) as gpu_id:
-                assert isinstance(gpu_id, str) and gpu_id.rpartition(":")[0] in granted(client)
+                assert isinstance(gpu_id, str) and gpu_id.rpartition(":")[0] in granted_by_endpoint(client)
 
-    run(story)
+    run(scenario)
 
 
-def test_one_address_in_the_list_of_the_environment_is_single_mode(agent: Agent, monkeypatch) -> None:
+def test_one_url_in_the_environment_list_is_single_endpoint_mode(agent: Agent, monkeypatch) -> None:
     monkeypatch.setenv("GPU_STATS_SERVICE_ENDPOINTS", f"{agent.url}/")
-    monkeypatch.setenv("GPU_SERVICE_ENDPOINT", nobody())
+    monkeypatch.setenv("GPU_SERVICE_ENDPOINT", unused_address())
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with GPUWorkerPoolClient() as client:
             assert not client.is_multi_endpoint_mode()
             assert isinstance((await client.request_gpu()).gpu_id, int)
-        async with GPUWorkerPoolClient(service_endpoint=nobody(), service_endpoints=agent.url) as client:
+        async with GPUWorkerPoolClient(service_endpoint=unused_address(), service_endpoints=agent.url) as client:
             assert client.is_multi_endpoint_mode()
             assert isinstance(await client.request_gpu(), GlobalGPUAssignment)
 
-    run(story)
+    run(scenario)
 
 
-def test_round_robin_goes_round(start_agent) -> None:
+def test_round_robin_distributes_evenly(start_agent) -> None:
     agents = [start_agent("8xH100"), start_agent("2xH100")]
 
-    async def story() -> None:
-        client = GPUWorkerPoolClient(service_endpoints=listed(*agents), load_balancing_strategy="round_robin")
+    async def scenario() -> None:
+        client = GPUWorkerPoolClient(service_endpoints=join_urls(*agents), load_balancing_strategy="round_robin")
         async with client:
             turns = [await client.request_gpu() for _ in range(4)]
-            assert Counter(turn.endpoint_id for turn in turns) == Counter(dict.fromkeys(granted(client), 2))
+            assert Counter(turn.endpoint_id for turn in turns) == Counter(dict.fromkeys(granted_by_endpoint(client), 2))
 
-    run(story)
+    run(scenario)
 
 
 def test_weighted_follows_the_number_of_gpus(start_agent) -> None:
     agents = [start_agent("6xH100"), start_agent("2xH100")]
 
-    async def story() -> None:
-        client = GPUWorkerPoolClient(service_endpoints=listed(*agents), load_balancing_strategy="weighted")
+    async def scenario() -> None:
+        client = GPUWorkerPoolClient(service_endpoints=join_urls(*agents), load_balancing_strategy="weighted")
         async with client:
             for _ in range(40):
                 await client.release_gpu(await client.request_gpu())
-            counts = granted(client)
+            counts = granted_by_endpoint(client)
             assert [counts[f"127.0.0.1_{agent.port}"] for agent in agents] == [30, 10]
 
-    run(story)
+    run(scenario)
 
 
 def test_availability_prefers_the_highest_share_of_free_gpus(start_agent) -> None:
     agents = [start_agent("4xH100"), start_agent("2xH100")]
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with GPUWorkerPoolClient(agents[0].url) as other:
             await other.request_gpu(gpus=3)
-            async with GPUWorkerPoolClient(None, listed(*agents), "availability") as client:
+            async with GPUWorkerPoolClient(None, join_urls(*agents), "availability") as client:
                 held = await client.request_gpu()
                 assert held.endpoint_id == f"127.0.0.1_{agents[1].port}"
                 assert client.get_detailed_metrics()["load_balancer"]["strategy_name"] == "availability"
 
-    run(story)
+    run(scenario)
 
 
 def test_a_dead_endpoint_slows_neither_start_nor_requests(start_agent) -> None:
@@ -151,9 +151,9 @@ def test_a_dead_endpoint_slows_neither_start_nor_requests(start_agent) -> None:
         silent.listen()
         hung = f"http://127.0.0.1:{silent.getsockname()[1]}"
 
-        async def story() -> None:
-            # Were the silent one waited for, this would take an hour.
-            client = GPUWorkerPoolClient(service_endpoints=f"{hung},{agent.url},{nobody()}", request_timeout=3600)
+        async def scenario() -> None:
+            # Waiting for the silent server would take an hour.
+            client = GPUWorkerPoolClient(service_endpoints=f"{hung},{agent.url},{unused_address()}", request_timeout=3600)
             async with client:
                 held = await client.request_gpu()
                 assert held.endpoint_id == f"127.0.0.1_{agent.port}"
@@ -161,14 +161,14 @@ def test_a_dead_endpoint_slows_neither_start_nor_requests(start_agent) -> None:
                 assert recovery["healthy_endpoints"] == [held.endpoint_id]
                 assert len(recovery["degraded_endpoints"]) == 2
 
-        run(story)
+        run(scenario)
 
 
-def test_what_one_agent_cannot_do_another_does_and_the_breaker_says_so(start_agent, capsys) -> None:
+def test_requests_move_to_another_agent_when_the_circuit_breaker_opens(start_agent, capsys) -> None:
     first, second = start_agent(), start_agent()
 
-    async def story() -> None:
-        client = GPUWorkerPoolClient(service_endpoints=listed(first, second), polling_interval=0.05)
+    async def scenario() -> None:
+        client = GPUWorkerPoolClient(service_endpoints=join_urls(first, second), polling_interval=0.05)
         async with client:
             down: asyncio.Queue = asyncio.Queue()
             client.subscribe(lambda update: update["kind"] == "endpoint_down" and down.put_nowait(update))
@@ -189,15 +189,15 @@ def test_what_one_agent_cannot_do_another_does_and_the_breaker_says_so(start_age
             assert lines[:2] == ["=== Error Recovery Status ===", "Degradation Status: Partial (1/2 endpoints healthy)"]
             assert any(update["endpoint_id"] in line and stats["state"] in line for line in lines[2:])
 
-    run(story)
+    run(scenario)
 
 
-def test_where_nobody_answers_requests_fail_and_queued_ones_run_when_somebody_does(start_agent) -> None:
+def test_requests_fail_without_a_live_server_and_queued_ones_run_later(start_agent) -> None:
     gone = start_agent()
     gone.kill()
 
-    async def story() -> None:
-        several = GPUWorkerPoolClient(service_endpoints=f"{gone.url},{nobody()}", max_retries=0, polling_interval=0.05)
+    async def scenario() -> None:
+        several = GPUWorkerPoolClient(service_endpoints=f"{gone.url},{unused_address()}", max_retries=0, polling_interval=0.05)
         async with several as client:
             assert client.get_error_recovery_status()["degradation_manager"]["is_fully_degraded"]
             with pytest.raises(ServiceUnavailableError):
@@ -207,7 +207,7 @@ def test_where_nobody_answers_requests_fail_and_queued_ones_run_when_somebody_do
             await asyncio.sleep(0)
             assert not queued.done() and not plain.done()
             back = start_agent("2xH100", port=gone.port)
-            # Also where its breaker would leave it alone for longer.
+            # This works even while the circuit breaker is open.
             assert await client.trigger_endpoint_recovery(f"127.0.0.1_{back.port}")
             held = await queued
             assert held.endpoint_id == f"127.0.0.1_{back.port}"
@@ -215,17 +215,17 @@ def test_where_nobody_answers_requests_fail_and_queued_ones_run_when_somebody_do
             with pytest.raises(ValueError, match="request_func"):
                 await client.queue_request_for_retry(3)  # type: ignore[arg-type]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_single_endpoint_that_failed_too_often_is_said_to_be_left_alone(agent: Agent) -> None:
-    async def story() -> None:
+def test_an_open_circuit_breaker_rejects_requests(agent: Agent) -> None:
+    async def scenario() -> None:
         async with GPUWorkerPoolClient(agent.url, polling_interval=0.05, max_retries=0) as client:
             down: asyncio.Queue = asyncio.Queue()
             client.subscribe(lambda update: update["kind"] == "endpoint_down" and down.put_nowait(update))
             agent.kill()
             await down.get()
-            with pytest.raises(CircuitBreakerOpenError, match="left alone"):
+            with pytest.raises(CircuitBreakerOpenError, match="circuit breaker"):
                 await client.request_gpu()
 
-    run(story)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""The server by the names programs know: `python -m gpu_worker_pool.gpu_server`, the file, and the app for ASGI servers."""
+"""The statistics server as `python -m gpu_worker_pool.gpu_server`, as a file, and as an ASGI app."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from watching import PATIENCE
+from client_kit import TIMEOUT_SECS
 
 import gpu_worker_pool
 from gpu_worker_pool import GPUWorkerPoolClient
@@ -25,17 +25,17 @@ FILE = Path(gpu_worker_pool.__file__).with_name("gpu_server.py")
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Two simulated GPUs for a server that is told nothing else."""
+    """Return an environment in which a server has two simulated GPUs."""
     config = tmp_path / "gpupool.toml"
     config.write_text(SIMULATED)
     return {**os.environ, "GPUPOOL_CONFIG": str(config), "TMPDIR": str(tmp_path), "LOG_LEVEL": "warn"}
 
 
-@pytest.mark.parametrize("way", [["-m", "gpu_worker_pool.gpu_server"], [str(FILE)]], ids=["module", "file"])
-def test_it_serves_as_a_program(way: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [["-m", "gpu_worker_pool.gpu_server"], [str(FILE)]], ids=["module", "file"])
+def test_the_server_runs_as_a_program(arguments: list[str], environment: dict[str, str], tmp_path: Path) -> None:
     variables = {"PORT": "0", "GPUPOOL_STATE_DIR": str(tmp_path / "state"), "CUDA_VISIBLE_DEVICES": "1"}
     process = subprocess.Popen(
-        [sys.executable, *way], stdout=subprocess.PIPE, text=True, env={**environment, **variables}
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env={**environment, **variables}
     )
     try:
         assert process.stdout is not None
@@ -43,17 +43,17 @@ def test_it_serves_as_a_program(way: list[str], environment: dict[str, str], tmp
         assert url.startswith("http://127.0.0.1:")
         assert [gpu["gpu_id"] for gpu in get(url, "/gpu/summary")["gpus_summary"]] == [1]
 
-        async def story() -> int:
+        async def scenario() -> int:
             async with GPUWorkerPoolClient(url) as client:
                 return (await client.request_gpu()).gpu_id
 
-        assert asyncio.run(story()) == 1
+        assert asyncio.run(scenario()) == 1
     finally:
         process.terminate()
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=TIMEOUT_SECS)
 
 
-def test_uvicorn_serves_statistics_and_nothing_that_changes(environment: dict[str, str], tmp_path: Path) -> None:
+def test_uvicorn_serves_only_statistics(environment: dict[str, str], tmp_path: Path) -> None:
     with uvicorn(environment) as (url, process):
         assert get(url, "/gpu/count")["gpu_count"] == 2
         assert {"gpu_id", "name", "memory", "utilization_percent"} <= set(get(url, "/gpu/stats")["gpus"][0])
@@ -70,21 +70,21 @@ def test_uvicorn_serves_statistics_and_nothing_that_changes(environment: dict[st
         assert status(url, "/v1/leases", "POST") == 405
         [state] = tmp_path.glob("gpupool-statistics-*")
         process.send_signal(signal.SIGTERM)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_SECS)
         assert not state.exists()
 
 
-def test_the_child_of_a_killed_server_ends_with_it(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_agent_of_a_killed_server_ends(environment: dict[str, str], tmp_path: Path) -> None:
     with uvicorn(environment, "--lifespan", "off") as (url, process):
         assert get(url, "/gpu/count")["gpu_count"] == 2
         [state] = tmp_path.glob("gpupool-statistics-*")
-        watched = connected(state)
+        connection = connect_to_agent(state)
         process.kill()
-        process.wait(PATIENCE)
-        wait_until_closed(watched)
+        process.wait(TIMEOUT_SECS)
+        wait_until_closed(connection)
 
 
-def test_a_child_that_died_is_replaced(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_dead_agent_is_replaced(environment: dict[str, str], tmp_path: Path) -> None:
     with uvicorn(environment) as (url, process):
         assert get(url, "/gpu/count")["gpu_count"] == 2
         [state] = tmp_path.glob("gpupool-statistics-*")
@@ -93,23 +93,23 @@ def test_a_child_that_died_is_replaced(environment: dict[str, str], tmp_path: Pa
             for pid in Path("/proc").iterdir()
             if pid.name.isdigit() and _runs(pid, "serve") and _runs(pid, str(state)) and not _runs(pid, "-c")
         )
-        watched = connected(state)
+        connection = connect_to_agent(state)
         os.kill(child, signal.SIGKILL)
-        wait_until_closed(watched)
+        wait_until_closed(connection)
         assert get(url, "/gpu/count")["gpu_count"] == 2
 
 
-def connected(state: Path) -> socket.socket:
-    """A connection that ends when the child does."""
-    watched = socket.socket(socket.AF_UNIX)
-    watched.settimeout(PATIENCE)
-    watched.connect(str(state / "agent.sock"))
-    return watched
+def connect_to_agent(state: Path) -> socket.socket:
+    """Return a connection that closes when the agent ends."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(TIMEOUT_SECS)
+    connection.connect(str(state / "agent.sock"))
+    return connection
 
 
-def wait_until_closed(watched: socket.socket) -> None:
+def wait_until_closed(connection: socket.socket) -> None:
     try:
-        assert watched.recv(1) == b""
+        assert connection.recv(1) == b""
     except ConnectionResetError:
         pass
 
@@ -122,7 +122,7 @@ def _runs(pid: Path, word: str) -> bool:
 
 
 class uvicorn:  # noqa: N801 - reads as what it starts
-    """Uvicorn with the app, on a free port."""
+    """Context manager that runs uvicorn with the app on a free port."""
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         pytest.importorskip("uvicorn")
@@ -136,33 +136,33 @@ class uvicorn:  # noqa: N801 - reads as what it starts
 
     def __enter__(self) -> tuple[str, subprocess.Popen[str]]:
         assert self.process.stderr is not None
-        said = ""
+        output = ""
         for line in self.process.stderr:
-            said += line
+            output += line
             if "Uvicorn running on" in line:
                 return f"http://127.0.0.1:{self.port}", self.process
-        raise AssertionError(f"uvicorn did not start: {said}")
+        raise AssertionError(f"uvicorn did not start: {output}")
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate(timeout=PATIENCE)
+        self.process.communicate(timeout=TIMEOUT_SECS)
 
 
 def get(url: str, route: str, accept: str = "application/json"):
-    asked = urllib.request.Request(url + route, headers={"accept": accept})
-    with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
-        return json.load(answer)
+    request = urllib.request.Request(url + route, headers={"accept": accept})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECS) as response:
+        return json.load(response)
 
 
 def status(url: str, route: str, method: str = "GET") -> int:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url + route, method=method), timeout=PATIENCE) as answer:
-            return answer.status
+        with urllib.request.urlopen(urllib.request.Request(url + route, method=method), timeout=TIMEOUT_SECS) as response:
+            return response.status
     except urllib.error.HTTPError as error:
         return error.code
 
 
-def test_a_child_that_cannot_start_says_so(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_agent_that_cannot_start_is_reported(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "gpupool.toml").write_text('[monitoring]\nsimulate = "nonsense"\n')
     with pytest.raises(AssertionError, match="gpupool serve did not start"):
         uvicorn(environment).__enter__()

@@ -1,4 +1,4 @@
-"""Data classes refuse what cannot be, and name the field, the value and what is allowed."""
+"""Data classes reject invalid values with an error that names the field, the value and the allowed range."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW = datetime(2026, 11, 18, 4, 0)
 
 
 @pytest.mark.parametrize(
-    ("make", "right", "field", "wrong"),
+    ("model", "valid_values", "field", "invalid_value"),
     [
         (GPUInfo, (0, "H100", 12.5, 40), 0, -1),
         (GPUInfo, (0, "H100", 12.5, 40), 2, 100.5),
@@ -51,8 +51,8 @@ NOW = datetime(2026, 11, 18, 4, 0)
         (GlobalGPUInfo, ("a:1", "a", 1, "H100", 0.0, 0.0, True), 0, "a"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, right: tuple[Any, ...], field: int, wrong: Any) -> None:
-    assert make(*right) == make(*right)
+def test_invalid_values_are_rejected(model: Any, valid_values: tuple[Any, ...], field: int, invalid_value: Any) -> None:
+    assert model(*valid_values) == model(*valid_values)
     with pytest.raises(ValueError, match="must|is") as refused:
-        make(*right[:field], wrong, *right[field + 1 :])
-    assert repr(wrong) in str(refused.value)
+        model(*valid_values[:field], invalid_value, *valid_values[field + 1 :])
+    assert repr(invalid_value) in str(refused.value)

@@ -1,4 +1,4 @@
-"""Forks, kills, Ctrl-C and the end of the interpreter: a lease is its process' own, and never outlives it for long."""
+"""Forks, kills, Ctrl-C and interpreter exit: a lease belongs to its process and ends soon after it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import signal
 
 import pytest
 from agents import Agent
-from watching import PATIENCE, get, leases, program, ran, said, wait_until, wait_until_free
+from client_kit import TIMEOUT_SECS, get, list_leases, start_program, run_program, wait_for_line, wait_until, wait_until_free
 
-HOLDING = """
+IMPORTS = """
     import asyncio, gc, multiprocessing, os, sys, threading
     from gpu_worker_pool import GPUWorkerPoolClient
     url = sys.argv[1]
 """
 
 
-def test_a_forked_child_neither_uses_nor_gives_back_what_its_parent_holds(agent: Agent) -> None:
+def test_a_forked_child_neither_uses_nor_releases_its_parents_leases(agent: Agent) -> None:
     source = (
-        HOLDING
+        IMPORTS
         + """
     client = GPUWorkerPoolClient(url)
     asyncio.run(client.start())
@@ -29,7 +29,7 @@ def test_a_forked_child_neither_uses_nor_gives_back_what_its_parent_holds(agent:
             print("wrong: the child could use it", flush=True)
         except RuntimeError as error:
             print("child:", error, flush=True)
-        # Dropped, collected, and ended in good order.
+        # Delete and collect the copies, then exit normally.
         del client, held
         gc.collect()
         sys.exit(0)
@@ -42,17 +42,17 @@ def test_a_forked_child_neither_uses_nor_gives_back_what_its_parent_holds(agent:
     asyncio.run(client.stop())
     """
     )
-    process = program(source, agent.url, stdin=True)
-    told = said(process, "child:")
-    assert "started in another process" in told and "after a fork" in told
-    said(process, "held")
-    assert len(leases(agent, "active")) == 1
-    _, complained = process.communicate("\n", timeout=PATIENCE)
-    assert process.returncode == 0, complained
-    assert leases(agent) == []
+    process = start_program(source, agent.url, stdin=True)
+    line = wait_for_line(process, "child:")
+    assert "started in another process" in line and "after a fork" in line
+    wait_for_line(process, "held")
+    assert len(list_leases(agent, "active")) == 1
+    _, errors = process.communicate("\n", timeout=TIMEOUT_SECS)
+    assert process.returncode == 0, errors
+    assert list_leases(agent) == []
 
 
-def test_a_forked_child_that_leaves_the_block_leaves_the_lease_alone(agent: Agent) -> None:
+def test_a_forked_child_that_leaves_the_block_does_not_release_the_lease(agent: Agent) -> None:
     source = """
     import gpupool, os, sys
     with gpupool.lease(endpoint=sys.argv[1]) as gpu:
@@ -64,13 +64,13 @@ def test_a_forked_child_that_leaves_the_block_leaves_the_lease_alone(agent: Agen
         print("still held")
     """
     for way in (agent.url, agent.socket):
-        assert "still held" in ran(source, way)
-        assert leases(agent) == []
+        assert "still held" in run_program(source, way)
+        assert list_leases(agent) == []
 
 
-def test_a_forked_child_makes_a_client_of_its_own(agent: Agent) -> None:
+def test_a_forked_child_can_create_its_own_client(agent: Agent) -> None:
     source = (
-        HOLDING
+        IMPORTS
         + """
     async def one(client, word):
         async with client:
@@ -98,13 +98,13 @@ def test_a_forked_child_makes_a_client_of_its_own(agent: Agent) -> None:
     print("done")
     """
     )
-    assert "done" in ran(source, agent.url)
-    assert leases(agent) == []
+    assert "done" in run_program(source, agent.url)
+    assert list_leases(agent) == []
 
 
-def test_forks_while_requests_are_under_way_hang_nobody(agent: Agent) -> None:
+def test_forks_during_requests_do_not_hang(agent: Agent) -> None:
     source = (
-        HOLDING
+        IMPORTS
         + """
     async def main():
         async with GPUWorkerPoolClient(url) as client:
@@ -127,13 +127,13 @@ def test_forks_while_requests_are_under_way_hang_nobody(agent: Agent) -> None:
     print("done")
     """
     )
-    assert "done" in ran(source, agent.url)
-    assert leases(agent) == []
+    assert "done" in run_program(source, agent.url)
+    assert list_leases(agent) == []
 
 
-def test_a_fork_leaves_a_question_that_is_under_way_to_the_parent(agent: Agent) -> None:
+def test_a_fork_leaves_a_pending_request_to_the_parent(agent: Agent) -> None:
     source = (
-        HOLDING
+        IMPORTS
         + """
     loop = asyncio.new_event_loop()
     client = GPUWorkerPoolClient(url)
@@ -156,13 +156,13 @@ def test_a_fork_leaves_a_question_that_is_under_way_to_the_parent(agent: Agent) 
     print("done")
     """
     )
-    assert "done" in ran(source, agent.url)
-    assert leases(agent) == []
+    assert "done" in run_program(source, agent.url)
+    assert list_leases(agent) == []
 
 
-def test_a_killed_program_gives_the_gpu_back(agent: Agent) -> None:
+def test_the_gpu_of_a_killed_program_is_released(agent: Agent) -> None:
     source = (
-        HOLDING
+        IMPORTS
         + """
     async def main():
         async with GPUWorkerPoolClient(url) as client:
@@ -172,24 +172,24 @@ def test_a_killed_program_gives_the_gpu_back(agent: Agent) -> None:
     asyncio.run(main())
     """
     )
-    process = program(source, agent.url)
-    said(process, "held")
-    assert len(leases(agent, "active")) == 1
+    process = start_program(source, agent.url)
+    wait_for_line(process, "held")
+    assert len(list_leases(agent, "active")) == 1
     process.kill()
     process.communicate()
     wait_until_free(agent)
 
 
-def test_a_program_killed_while_it_holds_over_the_socket_gives_back_at_once(agent: Agent) -> None:
+def test_a_lease_over_the_socket_ends_at_once_when_its_program_is_killed(agent: Agent) -> None:
     source = """
     import gpupool, sys, time
     with gpupool.lease(endpoint=sys.argv[1]) as gpu:
         print("held", gpu.gpu_id, flush=True)
         sys.stdin.readline()
     """
-    process = program(source, agent.socket, stdin=True)
-    said(process, "held")
-    [lease] = leases(agent, "active")
+    process = start_program(source, agent.socket, stdin=True)
+    wait_for_line(process, "held")
+    [lease] = list_leases(agent, "active")
     process.kill()
     process.communicate()
     wait_until_free(agent)
@@ -208,23 +208,23 @@ def test_ctrl_c_ends_a_blocking_lease_and_leaves_nothing_behind(agent: Agent, he
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     """
-    other = program(source, agent.url) if held_by_others else None
+    other = start_program(source, agent.url) if held_by_others else None
     if other is not None:
-        said(other, "held")
-    process = program(source, agent.url)
+        wait_for_line(other, "held")
+    process = start_program(source, agent.url)
     if other is not None:
-        wait_until(agent, lambda: len(leases(agent, "queued")) == 1, "it waits")
+        wait_until(agent, lambda: len(list_leases(agent, "queued")) == 1, "the request waits")
     else:
-        said(process, "held")
+        wait_for_line(process, "held")
     process.send_signal(signal.SIGINT)
-    said(process, "interrupted")
-    process.communicate(timeout=PATIENCE)
+    wait_for_line(process, "interrupted")
+    process.communicate(timeout=TIMEOUT_SECS)
     assert process.returncode == 0
-    assert len(leases(agent)) == (1 if held_by_others else 0)
+    assert len(list_leases(agent)) == (1 if held_by_others else 0)
     if other is not None:
         other.send_signal(signal.SIGINT)
-        other.communicate(timeout=PATIENCE)
-        assert leases(agent) == []
+        other.communicate(timeout=TIMEOUT_SECS)
+        assert list_leases(agent) == []
 
 
 @pytest.mark.parametrize(
@@ -238,9 +238,9 @@ def test_ctrl_c_ends_a_blocking_lease_and_leaves_nothing_behind(agent: Agent, he
         pytest.param("keep.append(asyncio.ensure_future(client.request_gpu(gpus=4)))", id="pending-and-global"),
     ],
 )
-def test_a_program_that_ends_without_stopping_has_given_back_when_it_is_gone(agent: Agent, ending: str) -> None:
+def test_a_program_that_exits_without_stop_releases_everything(agent: Agent, ending: str) -> None:
     source = (
-        HOLDING
+        IMPORTS
         + f"""
     keep = []
     async def main():
@@ -251,5 +251,5 @@ def test_a_program_that_ends_without_stopping_has_given_back_when_it_is_gone(age
     asyncio.run(main())
     """
     )
-    ran(source, agent.url)
-    assert leases(agent) == []
+    run_program(source, agent.url)
+    assert list_leases(agent) == []

@@ -1,4 +1,4 @@
-"""Programs written for the published package run as they are, whatever their hosts are called."""
+"""Programs for the published package run unchanged, with any host names."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Iterator
 
 import pytest
 from agents import Agent
-from published_programs import PROGRAMS, is_program, runnable
-from resolver import Resolver
-from watching import leases, ran
+from published_programs import PROGRAMS, is_program, make_program
+from host_proxy import HostProxy
+from client_kit import list_leases, run_program
 
 import gpu_worker_pool
 from gpu_worker_pool import GPUWorkerPoolClient
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], list[Agent]]]:
-    """Agents that answer for any host name, also over https, and the environment in which they do."""
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], list[Agent]]]:
+    """Start agents that serve any host name, also over https; return them and the environment for programs."""
     folder = tmp_path_factory.mktemp("certificates")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(
@@ -43,32 +43,32 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, 
         ports: dict[str, int] = {}
 
         def port_of(host: str, is_encrypted: bool) -> int:
-            # Each new name gets the next agent, so that the names of one program are several servers.
+            # Each new name maps to the next agent, so that the hosts of one program are different servers.
             return agents[3].port if is_encrypted else ports.setdefault(host, agents[len(ports) % 3].port)
 
-        with Resolver(port_of) as resolver:
+        with HostProxy(port_of) as proxy:
             named = {"GPU_SERVICE_ENDPOINT": agents[0].url, "GPUPOOL_CA": str(certificate)}
-            yield {**resolver.environment, **named}, agents
+            yield {**proxy.environment, **named}, agents
     finally:
         for agent in agents:
-            agent.end()
+            agent.stop()
 
 
-def check_runs(program: str, world: tuple[dict[str, str], list[Agent]]) -> str:
-    environment, agents = world
-    said = ran(program if is_program(program) else runnable(program), environment=environment)
+def check_runs(program: str, servers: tuple[dict[str, str], list[Agent]]) -> str:
+    environment, agents = servers
+    output = run_program(program if is_program(program) else make_program(program), environment=environment)
     for agent in agents[:3]:
-        assert leases(agent) == []
-    return said
+        assert list_leases(agent) == []
+    return output
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_of_our_own_words_runs(name: str, world) -> None:
-    check_runs(PROGRAMS[name], world)
+def test_a_published_style_program_runs(name: str, servers) -> None:
+    check_runs(PROGRAMS[name], servers)
 
 
 def seed_blocks() -> list[str]:
-    """The Python blocks of the document programs were written from, where it lies beside the repository."""
+    """Return the Python blocks of the published package's document, if the document is beside the repository."""
     root = Path(__file__).resolve().parents[3]
     found = sorted((root.parent / "shared" / "seeds").glob("001_*.txt"))
     texts = [path.read_text() for path in found]
@@ -88,19 +88,19 @@ BLOCKS = seed_blocks()
 
 @pytest.mark.skipif(not BLOCKS, reason="the document is not beside the repository")
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_every_block_of_the_document_runs_as_written(number: int, world) -> None:
+def test_every_block_of_the_document_runs_as_written(number: int, servers) -> None:
     block = BLOCKS[number]
     if is_signature(block):
         return check_signature(block)
     if "@dataclass" in block:
         check_data_class(block)
-    said = check_runs(block, world)
+    output = check_runs(block, servers)
     if re.search(r"print\(f.*ssigned GPU", block):
-        assert re.search(r"ssigned GPU \S+", said), said
+        assert re.search(r"ssigned GPU \S+", output), output
 
 
 def check_signature(block: str) -> None:
-    """A call written with types and defaults: its names, order and defaults are ours."""
+    """Check that our signature has the names, order and defaults of a documented signature."""
     function = ast.parse(re.sub(r"^\w+\(", "def documented(", textwrap.dedent(block).rstrip()) + ": ...").body[0]
     assert isinstance(function, ast.FunctionDef)
     names = [argument.arg for argument in function.args.args]
@@ -111,7 +111,7 @@ def check_signature(block: str) -> None:
 
 
 def check_data_class(block: str) -> None:
-    """A class written as data: ours has these fields."""
+    """Check that our data class has the fields of a documented data class."""
     [documented] = [node for node in ast.parse(block).body if isinstance(node, ast.ClassDef)]
     ours = {field.name for field in dataclasses.fields(getattr(gpu_worker_pool, documented.name))}
     fields = [node.target.id for node in documented.body if isinstance(node, ast.AnnAssign)]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What the tests of the dispatcher share: a tally of callbacks, programs in processes of their own, and who is left."""
+"""Helpers of the dispatcher's tests: a recorder of callbacks, programs in processes of their own, and leftover processes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 
 from gpu_dispatch import BaseWorker, Dispatcher
 
-MARK = "GPUPOOL_TEST_MARK"
-PATIENCE_SECS = 60.0
+MARK_VARIABLE = "GPUPOOL_TEST_MARK"
+TIMEOUT_SECS = 60.0
 
 
-class Tally:
-    """Keeps what the callbacks of a run say."""
+class CallbackRecorder:
+    """Records the callbacks of a run."""
 
     def __init__(self) -> None:
-        self.done: dict[int, Any] = {}
-        self.by: dict[int, int] = {}
+        self.results: dict[int, Any] = {}
+        self.worker_ids: dict[int, int] = {}
         self.errors: dict[int, str] = {}
-        self.late: dict[int, float] = {}
-        self.not_set_up: list[tuple[int, str]] = []
+        self.timeouts: dict[int, float] = {}
+        self.setup_failures: list[tuple[int, str]] = []
         self.outcomes: Counter[int] = Counter()
         self.threads: set[int] = set()
         self.exits = 0
 
     def on_success(self, task_id: int, data: Any, worker_id: int) -> None:
         self._count(task_id)
-        self.done[task_id] = data
-        self.by[task_id] = worker_id
+        self.results[task_id] = data
+        self.worker_ids[task_id] = worker_id
 
     def on_error(self, task_id: int, traceback: str, worker_id: Optional[int]) -> None:
         self._count(task_id)
@@ -41,10 +41,10 @@ class Tally:
 
     def on_timeout(self, task_id: int, timeout: float, worker_id: int) -> None:
         self._count(task_id)
-        self.late[task_id] = timeout
+        self.timeouts[task_id] = timeout
 
     def on_setup_fail(self, gpu_id: int, error: str) -> None:
-        self.not_set_up.append((gpu_id, error))
+        self.setup_failures.append((gpu_id, error))
 
     def on_exit(self) -> None:
         self.exits += 1
@@ -53,45 +53,45 @@ class Tally:
         self.outcomes[task_id] += 1
         self.threads.add(threading.get_ident())
 
-    def check_each_once(self, count: int) -> None:
-        assert sorted(self.outcomes) == list(range(count)), f"of {count} tasks {len(self.outcomes)} were told of"
-        twice = {task_id: times for task_id, times in self.outcomes.items() if times != 1}
-        assert not twice, f"told of more than once: {twice}"
+    def check_one_outcome_each(self, count: int) -> None:
+        assert sorted(self.outcomes) == list(range(count)), f"{len(self.outcomes)} of {count} tasks have an outcome"
+        repeated = {task_id: times for task_id, times in self.outcomes.items() if times != 1}
+        assert not repeated, f"tasks with more than one outcome: {repeated}"
 
 
-def run(
+def run_dispatcher(
     worker_cls: type[BaseWorker],
     tasks: Iterable[Any],
     gpu_ids: Sequence[int] = (0,),
     queue_size: int = 1024,
     options: Optional[dict[str, Any]] = None,
     **arguments: Any,
-) -> Tally:
-    """Runs all tasks and returns what the callbacks said."""
-    tally = Tally()
+) -> CallbackRecorder:
+    """Run all tasks and return the recorded callbacks."""
+    recorder = CallbackRecorder()
     dispatcher = Dispatcher(worker_cls, gpu_ids, queue_size, **(options or {}))
     callbacks = {
-        name: getattr(tally, name) for name in ("on_success", "on_error", "on_timeout", "on_setup_fail", "on_exit")
+        name: getattr(recorder, name) for name in ("on_success", "on_error", "on_timeout", "on_setup_fail", "on_exit")
     }
     dispatcher.run(tasks, **{**callbacks, **arguments})
-    return tally
+    return recorder
 
 
 class Script:
-    """A Python program in a process and process group of its own."""
+    """Python program in its own process and process group."""
 
     def __init__(self, path: Path, *arguments: str, source: str = "") -> None:
         if source:
             path.write_text(source)
-        self.process = start([str(path), *arguments])
+        self.process = start_python([str(path), *arguments])
 
     def wait_for(self, text: str) -> str:
-        """What it writes up to a line with this text."""
-        return wait_for(self.process, text)
+        """Return the program's output up to the line with this text."""
+        return read_until(self.process, text)
 
 
-def start(arguments: Sequence[str], stdin: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """Starts the interpreter of the tests."""
+def start_python(arguments: Sequence[str], stdin: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    """Start the interpreter of the tests."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdin=stdin,
@@ -102,46 +102,46 @@ def start(arguments: Sequence[str], stdin: Any = subprocess.DEVNULL) -> subproce
     )
 
 
-def said_by(arguments: Sequence[str], source: str = "") -> str:
-    """What a program wrote, that had to end well."""
-    process = start(arguments, subprocess.PIPE if source else subprocess.DEVNULL)
-    said, _ = process.communicate(source or None, PATIENCE_SECS)
-    assert process.returncode == 0, f"it ended with {process.returncode}: {said}"
-    return said
+def run_python(arguments: Sequence[str], source: str = "") -> str:
+    """Run a program, check that it succeeds, and return its output."""
+    process = start_python(arguments, subprocess.PIPE if source else subprocess.DEVNULL)
+    output, _ = process.communicate(source or None, TIMEOUT_SECS)
+    assert process.returncode == 0, f"exit code {process.returncode}: {output}"
+    return output
 
 
-def wait_for(process: subprocess.Popen[str], text: str) -> str:
-    said = ""
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    output = ""
     assert process.stdout is not None
     for line in process.stdout:
-        said += line
+        output += line
         if text in line:
-            return said
-    raise AssertionError(f"it never said {text!r} but: {said}")
+            return output
+    raise AssertionError(f"the program ended without printing {text!r}: {output}")
 
 
-def until(holds: Callable[[], Any], what: str) -> None:
-    """Waits for something another process or thread does."""
-    deadline = time.monotonic() + PATIENCE_SECS
-    while not holds():
-        assert time.monotonic() < deadline, f"never: {what}"
+def wait_until(is_true: Callable[[], Any], condition: str) -> None:
+    """Wait until `is_true` returns true, because of another process or thread."""
+    deadline = time.monotonic() + TIMEOUT_SECS
+    while not is_true():
+        assert time.monotonic() < deadline, f"not reached in time: {condition}"
         time.sleep(0.005)
 
 
 def marked_processes() -> dict[int, str]:
-    """Other processes with this test's mark in their environment, and their commands."""
-    mark = f"{MARK}={os.environ[MARK]}".encode()
+    """Return the pids and commands of other processes with this test's mark in their environment."""
+    mark = f"{MARK_VARIABLE}={os.environ[MARK_VARIABLE]}".encode()
     found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+    for directory in Path("/proc").iterdir():
+        if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
         try:
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+            if mark in (directory / "environ").read_bytes().split(b"\0"):
+                found[int(directory.name)] = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
         except OSError:
-            continue  # It is gone, or somebody else's.
+            continue  # The process has exited, or belongs to another user.
     return found
 
 
-def check_nobody_is_left() -> None:
-    until(lambda: not marked_processes(), "no process is left")
+def check_no_process_is_left() -> None:
+    wait_until(lambda: not marked_processes(), "no process is left")

@@ -1,4 +1,4 @@
-"""Arrays arrive as they were, whatever their layout, and their memory comes back."""
+"""Arrays of any layout arrive unchanged, and their memory is freed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from dispatch_kit import Tally, run
+from dispatch_kit import CallbackRecorder, run_dispatcher
 from gpu_dispatch import BaseWorker, Dispatcher
 
 numpy = pytest.importorskip("numpy")
@@ -19,31 +19,31 @@ MIB = 1 << 20
 
 class Echo(BaseWorker):
     def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
-        self.kept: list[Any] = []
+        self.stored: list[Any] = []
 
     def process(self, data: Any) -> Any:
         return data
 
 
-class Keeps(Echo):
-    """Keeps each array, and tells the checksums of all of them."""
+class StoringWorker(Echo):
+    """Stores each array and returns the checksums of all stored arrays."""
 
     def process(self, data: Any) -> Any:
-        self.kept.append(data)
-        return [checksum(array) for array in self.kept]
+        self.stored.append(data)
+        return [checksum(array) for array in self.stored]
 
 
-class Changes(Echo):
-    """Changes its task in place, fails the first time, and tells what it was given."""
+class MutatingWorker(Echo):
+    """Changes its task in place, fails the first time, and returns a copy of the task's original data."""
 
     def process(self, data: Any) -> Any:
         path, array = data
-        seen = array.copy()
+        original = array.copy()
         array[:] = -1
         if not Path(path).exists():
             Path(path).touch()
-            raise ValueError("the first time it fails")
-        return seen
+            raise ValueError("the first attempt fails")
+        return original
 
 
 def checksum(array: Any) -> str:
@@ -51,8 +51,8 @@ def checksum(array: Any) -> str:
 
 
 def shared_mib() -> int:
-    found = re.search(r"RssShmem:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found.group(1)) // 1024 if found else 0
+    match = re.search(r"RssShmem:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(match.group(1)) // 1024 if match else 0
 
 
 def layouts() -> dict[str, Any]:
@@ -83,28 +83,28 @@ def layouts() -> dict[str, Any]:
     }
 
 
-def test_arrays_of_all_layouts_arrive_as_they_were() -> None:
+def test_arrays_of_all_layouts_arrive_unchanged() -> None:
     arrays = layouts()
-    tally = run(Echo, arrays.values())
-    assert not tally.errors
+    recorder = run_dispatcher(Echo, arrays.values())
+    assert not recorder.errors
     for (name, sent), at in zip(arrays.items(), range(len(arrays))):
-        got = tally.done[at]
-        assert got.dtype == sent.dtype and got.shape == sent.shape, name
-        numpy.testing.assert_array_equal(got, sent, err_msg=name)
+        received = recorder.results[at]
+        assert received.dtype == sent.dtype and received.shape == sent.shape, name
+        numpy.testing.assert_array_equal(received, sent, err_msg=name)
 
 
-def test_an_array_that_arrives_can_be_written_unless_it_was_read_only() -> None:
+def test_a_received_array_is_writable_unless_it_was_read_only() -> None:
     arrays = layouts()
-    tally = run(Echo, [arrays["large"], arrays["small"], [arrays["large"], {"x": arrays["large"]}]])
-    tally.done[0][:] = 1
-    tally.done[1][:] = 1
-    tally.done[2][0][:] = 2
-    # The same array twice is one array, as pickle has it.
-    assert tally.done[2][1]["x"][0, 0] == 2
-    assert arrays["large"][0, 1] == 1.0, "what was sent is not changed"
+    recorder = run_dispatcher(Echo, [arrays["large"], arrays["small"], [arrays["large"], {"x": arrays["large"]}]])
+    recorder.results[0][:] = 1
+    recorder.results[1][:] = 1
+    recorder.results[2][0][:] = 2
+    # An array that occurs twice in a task arrives as one object, as with pickle.
+    assert recorder.results[2][1]["x"][0, 0] == 2
+    assert arrays["large"][0, 1] == 1.0, "the sent array is unchanged"
 
 
-def test_results_that_are_kept_are_not_changed_by_those_that_come_after() -> None:
+def test_stored_results_are_not_changed_by_later_results() -> None:
     generator = numpy.random.default_rng(7)
     sent: list[str] = []
 
@@ -114,29 +114,29 @@ def test_results_that_are_kept_are_not_changed_by_those_that_come_after() -> Non
             sent.append(checksum(array))
             yield array
 
-    tally = run(Echo, arrays(), [0, 1], queue_size=16)
-    tally.check_each_once(120)
-    assert [checksum(tally.done[at]) for at in range(120)] == sent
+    recorder = run_dispatcher(Echo, arrays(), [0, 1], queue_size=16)
+    recorder.check_one_outcome_each(120)
+    assert [checksum(recorder.results[at]) for at in range(120)] == sent
 
 
-def test_tasks_a_worker_keeps_are_not_changed_by_those_that_come_after() -> None:
+def test_stored_tasks_of_a_worker_are_not_changed_by_later_tasks() -> None:
     arrays = [numpy.full(200_000, number, dtype=numpy.uint8) for number in range(40)]
     sums = [checksum(array) for array in arrays]
-    tally = run(Keeps, arrays)
-    assert all(tally.done[at] == sums[: at + 1] for at in range(40))
+    recorder = run_dispatcher(StoringWorker, arrays)
+    assert all(recorder.results[at] == sums[: at + 1] for at in range(40))
 
 
-def test_a_task_that_is_tried_again_is_as_it_was_sent(tmp_path: Path) -> None:
+def test_a_retried_task_has_its_original_data(tmp_path: Path) -> None:
     array = numpy.arange(200_000)
-    tally = run(Changes, [(str(tmp_path / "tried"), array)], options={"retries": 1})
-    assert not tally.errors, tally.errors
-    numpy.testing.assert_array_equal(tally.done[0], array)
+    recorder = run_dispatcher(MutatingWorker, [(str(tmp_path / "attempted"), array)], options={"retries": 1})
+    assert not recorder.errors, recorder.errors
+    numpy.testing.assert_array_equal(recorder.results[0], array)
 
 
-def test_memory_of_many_large_arrays_comes_back() -> None:
+def test_memory_of_many_large_arrays_is_freed() -> None:
     count, highest = 150, 0
     array = numpy.zeros(8 * MIB, dtype=numpy.uint8)
-    tally = Tally()
+    recorder = CallbackRecorder()
 
     class Sums(Echo):
         def process(self, data: Any) -> Any:
@@ -144,20 +144,20 @@ def test_memory_of_many_large_arrays_comes_back() -> None:
 
     def check(task_id: int, data: Any, worker_id: int) -> None:
         nonlocal highest
-        got, in_worker = data
-        assert got[0] == got[-1] == 1 and got.size == array.size
-        tally.on_success(task_id, in_worker, worker_id)
+        received, in_worker = data
+        assert received[0] == received[-1] == 1 and received.size == array.size
+        recorder.on_success(task_id, in_worker, worker_id)
         highest = max(highest, shared_mib(), in_worker)
 
-    Dispatcher(Sums, [0, 1]).run((array for _ in range(count)), check, tally.on_error)
-    tally.check_each_once(count)
-    assert not tally.errors
-    # All of them would be more than a GiB each way.
-    assert highest < 640, f"{highest} MiB were shared at once"
-    assert shared_mib() < 64, "when the run is over it is given back"
+    Dispatcher(Sums, [0, 1]).run((array for _ in range(count)), check, recorder.on_error)
+    recorder.check_one_outcome_each(count)
+    assert not recorder.errors
+    # All arrays together are more than 1 GiB in each direction.
+    assert highest < 640, f"{highest} MiB were shared at the same time"
+    assert shared_mib() < 64, "the memory is freed after the run"
 
 
-def test_memory_of_arrays_comes_back_when_their_workers_die() -> None:
+def test_memory_of_arrays_is_freed_when_their_workers_die() -> None:
     class Dies(Echo):
         def process(self, data: Any) -> Any:
             if data[0] % 20 == 3:
@@ -170,8 +170,8 @@ def test_memory_of_arrays_comes_back_when_their_workers_die() -> None:
         for number in range(60):
             yield numpy.full(8 * MIB, number, dtype=numpy.uint8)
 
-    tally = run(Dies, arrays(), [0, 1])
-    tally.check_each_once(60)
-    assert sorted(tally.errors) == [3, 23, 43]
-    assert all(tally.done[at] == at for at in range(60) if at not in tally.errors)
+    recorder = run_dispatcher(Dies, arrays(), [0, 1])
+    recorder.check_one_outcome_each(60)
+    assert sorted(recorder.errors) == [3, 23, 43]
+    assert all(recorder.results[at] == at for at in range(60) if at not in recorder.errors)
     assert shared_mib() < 64

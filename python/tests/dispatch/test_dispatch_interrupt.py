@@ -1,4 +1,4 @@
-"""Ctrl-C and death of the program, at any moment: nobody is left."""
+"""Ctrl-C and death of the program at any time: no process is left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dispatch_kit import PATIENCE_SECS, Script, check_nobody_is_left, marked_processes
+from dispatch_kit import TIMEOUT_SECS, Script, check_no_process_is_left, marked_processes
 from gpu_dispatch import BaseWorker, Dispatcher
 
 PROGRAM = """
@@ -61,33 +61,33 @@ MOMENTS = ["setup", "process", "native", "callback", "generator", "cleanup", "st
 def test_ctrl_c_ends_the_program_and_its_workers(moment: str, tmp_path: Path) -> None:
     script = Script(tmp_path / "program.py", moment, source=PROGRAM)
     script.wait_for("now")
-    # As a terminal does it: to everybody in the foreground.
+    # A terminal sends SIGINT to the whole foreground process group.
     os.killpg(script.process.pid, signal.SIGINT)
-    said, _ = script.process.communicate(timeout=PATIENCE_SECS)
-    assert script.process.returncode in (-signal.SIGINT, 130), said
-    assert said.rstrip().endswith("KeyboardInterrupt"), said
-    check_nobody_is_left()
+    output, _ = script.process.communicate(timeout=TIMEOUT_SECS)
+    assert script.process.returncode in (-signal.SIGINT, 130), output
+    assert output.rstrip().endswith("KeyboardInterrupt"), output
+    check_no_process_is_left()
 
 
 def test_an_interrupt_of_the_program_alone_ends_its_workers(tmp_path: Path) -> None:
     script = Script(tmp_path / "program.py", "process", source=PROGRAM)
     script.wait_for("now")
     script.process.send_signal(signal.SIGINT)
-    script.process.communicate(timeout=PATIENCE_SECS)
-    check_nobody_is_left()
+    script.process.communicate(timeout=TIMEOUT_SECS)
+    check_no_process_is_left()
 
 
 @pytest.mark.parametrize("moment", ["setup", "native", "stream"])
-def test_a_program_that_is_killed_leaves_no_worker(moment: str, tmp_path: Path) -> None:
+def test_a_killed_program_leaves_no_worker(moment: str, tmp_path: Path) -> None:
     script = Script(tmp_path / "program.py", moment, source=PROGRAM)
     script.wait_for("now")
     assert len(marked_processes()) >= 2
     script.process.kill()
-    script.process.communicate(timeout=PATIENCE_SECS)
-    check_nobody_is_left()
+    script.process.communicate(timeout=TIMEOUT_SECS)
+    check_no_process_is_left()
 
 
-def test_a_program_that_was_interrupted_can_run_again(tmp_path: Path) -> None:
+def test_a_dispatcher_can_run_again_after_an_interrupt(tmp_path: Path) -> None:
     source = PROGRAM.replace(
         '    Dispatcher(Worker, [0, 1]).run(tasks(), on_success)\n',
         '''    dispatcher = Dispatcher(Worker, [0, 1])
@@ -100,12 +100,12 @@ def test_a_program_that_was_interrupted_can_run_again(tmp_path: Path) -> None:
         print(sorted(done))
 ''',
     )
-    # The callback sleeps in the program, so that the workers of the second run are not asked to sleep.
+    # The callback sleeps in the program, so that the workers of the second run do not sleep.
     script = Script(tmp_path / "program.py", "callback", source=source)
     script.wait_for("now")
     script.process.send_signal(signal.SIGINT)
-    said, _ = script.process.communicate(timeout=PATIENCE_SECS)
-    assert said.splitlines()[-2:] == ["exit", "[1, 2, 3]"], said
+    output, _ = script.process.communicate(timeout=TIMEOUT_SECS)
+    assert output.splitlines()[-2:] == ["exit", "[1, 2, 3]"], output
 
 
 class Masked(BaseWorker):
@@ -116,19 +116,19 @@ class Masked(BaseWorker):
         return signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_signals_reach_workers_and_the_thread_that_runs() -> None:
-    """The threads between them take none: else a callback that waits would not hear of Ctrl-C."""
+def test_signals_reach_workers_and_the_calling_thread() -> None:
+    """Our own threads block signals; otherwise a waiting callback would not get Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     during: list[Any] = []
 
-    def look(task_id: int, data: Any, worker_id: int) -> None:
+    def record_masks(task_id: int, data: Any, worker_id: int) -> None:
         during.append((data, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
         for thread in Path("/proc/self/task").iterdir():
             if (thread / "comm").read_text().startswith("gpupool-"):
                 blocked = re.search(r"SigBlk:\s+(\w+)", (thread / "status").read_text())
                 during.append(bool(blocked and int(blocked.group(1), 16) & (1 << (signal.SIGINT - 1))))
 
-    Dispatcher(Masked, [0]).run([1], look)
-    (in_worker, here), *threads = during
-    assert in_worker == set() and here == before
+    Dispatcher(Masked, [0]).run([1], record_masks)
+    (in_worker, in_caller), *threads = during
+    assert in_worker == set() and in_caller == before
     assert threads and all(threads)

@@ -1,4 +1,4 @@
-"""A task that takes too long is told once, whatever it is stuck in, and the next one is not hit."""
+"""A task timeout is reported once, in any state of the task, and does not affect the next task."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from dispatch_kit import PATIENCE_SECS, run
+from dispatch_kit import TIMEOUT_SECS, run_dispatcher
 from gpu_dispatch import BaseWorker, dispatcher
 
 
-class Slow(BaseWorker):
+class SlowWorker(BaseWorker):
     def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
         pass
 
     def process(self, data: Any) -> Any:
         if data == "sleep":
-            time.sleep(PATIENCE_SECS)
+            time.sleep(TIMEOUT_SECS)
         elif data == "loop":
             while True:
                 pass
@@ -27,18 +27,18 @@ class Slow(BaseWorker):
             hashlib.pbkdf2_hmac("sha256", b"x", b"x", 2**31 - 1)
         elif data == "catches":
             try:
-                time.sleep(PATIENCE_SECS)
+                time.sleep(TIMEOUT_SECS)
             except TimeoutError:
                 return "caught"
         elif data == "catches all":
             while True:
                 try:
-                    time.sleep(PATIENCE_SECS)
+                    time.sleep(TIMEOUT_SECS)
                 except BaseException:
                     pass
         elif data == "finally":
             try:
-                time.sleep(PATIENCE_SECS)
+                time.sleep(TIMEOUT_SECS)
             finally:
                 self.tidied = True
         elif data == "tidied":
@@ -48,60 +48,60 @@ class Slow(BaseWorker):
         return os.getpid()
 
 
-def test_a_task_that_can_be_interrupted_is_and_its_worker_lives_on() -> None:
-    tally = run(Slow, ["pid", "sleep", "loop", "catches", "finally", "tidied", "pid"], task_timeout=0.3)
-    tally.check_each_once(7)
-    assert tally.late == dict.fromkeys([1, 2, 3, 4], 0.3), (tally.errors, tally.done)
-    assert tally.done[0] == tally.done[6]
-    assert tally.done[5] is True, "what a task does at its end is done when it is interrupted"
+def test_an_interruptible_task_is_interrupted_and_its_worker_survives() -> None:
+    recorder = run_dispatcher(SlowWorker, ["pid", "sleep", "loop", "catches", "finally", "tidied", "pid"], task_timeout=0.3)
+    recorder.check_one_outcome_each(7)
+    assert recorder.timeouts == dict.fromkeys([1, 2, 3, 4], 0.3), (recorder.errors, recorder.results)
+    assert recorder.results[0] == recorder.results[6]
+    assert recorder.results[5] is True, "the interrupt runs the task's finally block"
 
 
 @pytest.mark.parametrize("stuck", ["native", "catches all"])
-def test_a_task_that_cannot_be_interrupted_is_killed_with_its_worker(
+def test_an_uninterruptible_task_is_killed_with_its_worker(
     stuck: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "GRACE_SECS", 0.3)
-    tally = run(Slow, ["pid", stuck, "pid"], task_timeout=0.4)
-    tally.check_each_once(3)
-    assert tally.late == {1: 0.4}, (tally.errors, tally.done)
-    assert tally.done[0] != tally.done[2], "another process does the next one"
+    recorder = run_dispatcher(SlowWorker, ["pid", stuck, "pid"], task_timeout=0.4)
+    recorder.check_one_outcome_each(3)
+    assert recorder.timeouts == {1: 0.4}, (recorder.errors, recorder.results)
+    assert recorder.results[0] != recorder.results[2], "another process runs the next task"
 
 
 def test_a_limit_may_be_a_whole_number() -> None:
-    tally = run(Slow, ["sleep", "pid"], task_timeout=1)
-    assert tally.late == {0: 1} and list(tally.done) == [1]
+    recorder = run_dispatcher(SlowWorker, ["sleep", "pid"], task_timeout=1)
+    assert recorder.timeouts == {0: 1} and list(recorder.results) == [1]
 
 
-def test_others_go_on_while_one_waits_for_its_end() -> None:
-    tally = run(Slow, ["sleep", *([0.0] * 200)], [0, 1], task_timeout=0.5)
-    assert list(tally.late) == [0] and len(tally.done) == 200
+def test_other_tasks_continue_during_a_timeout() -> None:
+    recorder = run_dispatcher(SlowWorker, ["sleep", *([0.0] * 200)], [0, 1], task_timeout=0.5)
+    assert list(recorder.timeouts) == [0] and len(recorder.results) == 200
 
 
-def test_an_interrupt_never_hits_the_next_task() -> None:
-    """Tasks that end just when they are interrupted: each has one outcome, and none is an error."""
+def test_an_interrupt_never_reaches_the_next_task() -> None:
+    """Tasks end at the time of their interrupt: each has one outcome, and none is an error."""
     limit = 0.02
     tasks = [limit if number % 2 else limit * 0.9 + number * 1e-5 for number in range(160)]
-    tally = run(Slow, tasks, [0, 1], task_timeout=limit)
-    tally.check_each_once(len(tasks))
-    assert not tally.errors, tally.errors
+    recorder = run_dispatcher(SlowWorker, tasks, [0, 1], task_timeout=limit)
+    recorder.check_one_outcome_each(len(tasks))
+    assert not recorder.errors, recorder.errors
 
 
-def test_setup_and_cleanup_are_not_held_to_the_limit_of_tasks() -> None:
-    class Leisurely(Slow):
+def test_task_timeout_does_not_apply_to_setup_and_cleanup() -> None:
+    class Leisurely(SlowWorker):
         def setup(self, gpu_id: int, seed: int, **kwargs: Any) -> None:
             time.sleep(0.3)
 
         def cleanup(self) -> None:
             time.sleep(0.3)
 
-    tally = run(Leisurely, ["pid"], task_timeout=0.1)
-    assert list(tally.done) == [0]
+    recorder = run_dispatcher(Leisurely, ["pid"], task_timeout=0.1)
+    assert list(recorder.results) == [0]
 
 
-def test_a_task_that_raises_timeout_error_by_itself_has_failed() -> None:
-    class Raises(Slow):
+def test_a_task_that_raises_timeout_error_itself_is_a_failure() -> None:
+    class Raises(SlowWorker):
         def process(self, data: Any) -> Any:
             raise TimeoutError("the database did not answer")
 
-    tally = run(Raises, [1], task_timeout=PATIENCE_SECS)
-    assert not tally.late and "the database did not answer" in tally.errors[0]
+    recorder = run_dispatcher(Raises, [1], task_timeout=TIMEOUT_SECS)
+    assert not recorder.timeouts and "the database did not answer" in recorder.errors[0]

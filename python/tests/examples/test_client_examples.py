@@ -1,4 +1,4 @@
-"""The examples of the client run."""
+"""The client examples run."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "python"
 
 
-def run(name: str, *arguments: str, **environment: str) -> str:
-    ran = subprocess.run(
+def run_example(name: str, *arguments: str, **environment: str) -> str:
+    process = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
         timeout=120,
         env={**os.environ, **environment},
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def test_basic_client_usage_runs(agent) -> None:
-    said = run("basic_client_usage.py", GPU_SERVICE_ENDPOINT=agent.url)
-    assert "request timed out after 0.5 seconds" in said
-    assert sum(line.startswith("worker ") and "on GPU" in line for line in said.splitlines()) == 8
+    output = run_example("basic_client_usage.py", GPU_SERVICE_ENDPOINT=agent.url)
+    assert "request timed out after 0.5 seconds" in output
+    assert sum(line.startswith("worker ") and "on GPU" in line for line in output.splitlines()) == 8
 
 
 def test_multi_endpoint_usage_runs(start_agent) -> None:
-    said = run("multi_endpoint_usage.py", f"{start_agent().url},{start_agent('2xH100').url}")
-    assert "Degradation Status: None (2/2 endpoints healthy)" in said
-    assert "assigned 127.0.0.1_" in said
+    output = run_example("multi_endpoint_usage.py", f"{start_agent().url},{start_agent('2xH100').url}")
+    assert "Degradation Status: None (2/2 endpoints healthy)" in output
+    assert "assigned 127.0.0.1_" in output
 
 
 def test_config_examples_run() -> None:
-    said = run("config_examples.py")
-    assert "http://gpu1:8000" in said and "GPU_MEMORY_THRESHOLD_PERCENT" in said
+    output = run_example("config_examples.py")
+    assert "http://gpu1:8000" in output and "GPU_MEMORY_THRESHOLD_PERCENT" in output

@@ -1,18 +1,18 @@
-"""A story of its own for each test of resource pools."""
+"""Fixture with the pools of a test."""
 
 from __future__ import annotations
 
 from typing import Iterator
 
 import pytest
-from pool_kit import MARK, Story
+from pool_kit import MARK_VARIABLE, PoolTracker
 
 
 @pytest.fixture
-def story(monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    told = Story()
-    monkeypatch.setenv(MARK, told.name)
-    yield told
-    for pool in told.pools:
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolTracker]:
+    tracker = PoolTracker()
+    monkeypatch.setenv(MARK_VARIABLE, tracker.name)
+    yield tracker
+    for pool in tracker.pools:
         pool.shutdown()
-    told.expect_nothing_left()
+    tracker.check_no_process_is_left()

@@ -1,4 +1,4 @@
-"""Pools of real worker processes, known by a variable of their environment."""
+"""Resource pools for tests, whose processes have a marking variable in their environment."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any, Coroutine, TypeVar
 
 from gpupool.resource_pool import ResourceConfig, ResourcePool
 
-PATIENCE_SECS = 60
-MARK = "GPUPOOL_TEST_STORY"
+TIMEOUT_SECS = 60
+MARK_VARIABLE = "GPUPOOL_TEST_POOLS"
 Result = TypeVar("Result")
 
 
-class Story:
-    """The processes of one test, and pools that are gone at its end."""
+class PoolTracker:
+    """Pools and processes of one test."""
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.pools: list[ResourcePool] = []
 
-    def pool(
-        self, workers: int = 1, timeout_secs: float = PATIENCE_SECS, memory_mb: float = 1024, **more: Any
+    def create(
+        self, workers: int = 1, timeout_secs: float = TIMEOUT_SECS, memory_mb: float = 1024, **options: Any
     ) -> ResourcePool:
-        self.pools.append(ResourcePool(ResourceConfig(workers, timeout_secs, memory_mb, **more)))
+        self.pools.append(ResourcePool(ResourceConfig(workers, timeout_secs, memory_mb, **options)))
         return self.pools[-1]
 
     def processes(self) -> list[int]:
-        """All that are there because of this test, but for itself and what only waits to be seen off."""
+        """Return the pids of this test's processes, except itself and zombies."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
 
     def workers(self) -> list[int]:
-        """The same without those that only keep others."""
+        """Return the pids of this test's Python processes, which excludes supervisor processes."""
         return [pid for pid in self.processes() if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
 
-    def expect_nothing_left(self) -> None:
+    def check_no_process_is_left(self) -> None:
         left = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.processes()}
         assert not left, f"processes are left: {left}"
 
@@ -47,38 +47,38 @@ class Story:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             return False
-        return f"{MARK}={self.name}".encode() in variables and pid != os.getpid()
+        return f"{MARK_VARIABLE}={self.name}".encode() in variables and pid != os.getpid()
 
 
-def run(story: Coroutine[Any, Any, Result]) -> Result:
-    """Runs it in a loop of its own, but not for ever."""
-    return asyncio.run(in_time(story))
+def run_async(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine in its own loop, with a deadline."""
+    return asyncio.run(with_deadline(coroutine))
 
 
-async def in_time(what: Any, patience_secs: float = PATIENCE_SECS) -> Any:
-    """Waits, but not for ever; the wait itself cancels nothing that is not late."""
-    task = asyncio.ensure_future(what)
-    done, _ = await asyncio.wait([task], timeout=patience_secs)
+async def with_deadline(awaitable: Any, timeout_secs: float = TIMEOUT_SECS) -> Any:
+    """Await with a deadline, without cancelling an awaitable that is in time."""
+    task = asyncio.ensure_future(awaitable)
+    done, _ = await asyncio.wait([task], timeout=timeout_secs)
     if not done:
         task.cancel()
-        raise AssertionError(f"it did not come within {patience_secs} s: {what}")
+        raise AssertionError(f"not done within {timeout_secs} s: {awaitable}")
     return task.result()
 
 
-def wait_for_end(*pids: int) -> None:
-    """Waits, and blocks meanwhile, until these processes have ended."""
+def wait_for_exit(*pids: int) -> None:
+    """Block until these processes have exited."""
     for pid in pids:
         try:
-            handle = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         try:
-            ended, _, _ = select.select([handle], [], [], PATIENCE_SECS)
+            exited, _, _ = select.select([pidfd], [], [], TIMEOUT_SECS)
         finally:
-            os.close(handle)
-        assert ended, f"process {pid} is still there"
+            os.close(pidfd)
+        assert exited, f"process {pid} is still there"
 
 
-def python(program: str, *arguments: str) -> list[str]:
-    """The command line of another interpreter that runs this."""
+def python_command(program: str, *arguments: str) -> list[str]:
+    """Return the command line of a Python program."""
     return [sys.executable, "-c", program, *arguments]

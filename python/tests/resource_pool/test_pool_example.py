@@ -1,4 +1,4 @@
-"""The example runs as it is."""
+"""The example of the resource pool runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pool_kit import PATIENCE_SECS, Story
+from pool_kit import TIMEOUT_SECS, PoolTracker
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "python" / "resource_pool.py"
 
 
-def test_the_example_shows_what_it_promises(story: Story) -> None:
-    ran = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=PATIENCE_SECS)
-    assert ran.returncode == 0, ran.stderr
+def test_the_example_prints_the_expected_output(pools: PoolTracker) -> None:
+    process = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=TIMEOUT_SECS)
+    assert process.returncode == 0, process.stderr
     for line in (
         "found 1229 primes",
         "10 inferences by workers [",
@@ -22,4 +22,4 @@ def test_the_example_shows_what_it_promises(story: Story) -> None:
         "2 of 2 workers are available",
         "never_ends on worker",
     ):
-        assert line in ran.stdout, ran.stdout
+        assert line in process.stdout, process.stdout

@@ -1,4 +1,4 @@
-//! One batch of messages: apply, commit, publish, answer.
+//! One batch of messages: apply, commit, publish, reply.
 
 use std::sync::Arc;
 
@@ -10,40 +10,42 @@ use gpupool_store::ClockReading;
 use crate::identity::{Caller, Role};
 use crate::messages::{LeaseAttachment, NodeReport};
 
-use super::handle::{Asked, CallId, FollowCall, Message, Query, Refusal, Reply, ReplySender, StoreWork};
+use super::handle::{
+    AuthorityMessage, CallId, CallerCommand, FollowCall, PoolQuery, Refusal, Reply, ReplySender, StoreTask,
+};
 use super::{AuthorityThread, StoreState};
 
-/// A fact that changes the pool without a caller. It is applied again until it is committed.
-#[derive(Clone)]
-pub(super) struct Fact {
+/// A command without a caller. It is applied again until it is committed.
+#[derive(Clone, PartialEq)]
+pub(super) struct UnattendedCommand {
     pub command: PoolCommand,
-    /// The holder that a lease must still have for the fact to mean anything.
+    /// The holder without which the command is obsolete.
     pub held_by: Option<(LeaseId, LeaseHolder)>,
 }
 
-impl Fact {
+impl UnattendedCommand {
     fn new(command: PoolCommand) -> Self {
         Self { command, held_by: None }
     }
 }
 
-/// A command that was applied and is answered after the commit.
-pub(super) struct Applied {
+/// A command that was applied and gets its reply after the commit.
+pub(super) struct AppliedCommand {
     result: Result<CommandReply, Refusal>,
     /// The command, if it only gives back: it is tried once more on its own when the batch finds no space.
     retry: Option<PoolCommand>,
-    origin: Origin,
+    origin: CommandOrigin,
 }
 
 /// The sender of an applied command.
-enum Origin {
-    Caller { caller: Caller, reply: ReplySender, request: Option<RequestOrigin> },
+enum CommandOrigin {
+    Caller { caller: Caller, reply: ReplySender, request: Option<RequestFollowUp> },
     Node { lease: LeaseId, caller: Caller, reply: ReplySender },
-    Fact(Fact),
+    Unattended(UnattendedCommand),
 }
 
-/// The part of a caller's request for GPUs that matters for its answer.
-struct RequestOrigin {
+/// The part of a caller's request for GPUs that matters for its reply.
+struct RequestFollowUp {
     /// Whether the caller can find the lease again by its idempotency key.
     has_key: bool,
     wait_until: Option<(CallId, gpupool_core::PoolTime)>,
@@ -51,21 +53,22 @@ struct RequestOrigin {
 
 /// Messages of a batch that are served after the commit.
 #[derive(Default)]
-struct Deferred {
+struct DeferredMessages {
     follows: Vec<FollowCall>,
     hung_up: Vec<CallId>,
     ends: Vec<(LeaseId, tokio::sync::oneshot::Sender<()>)>,
-    queries: Vec<Query>,
-    store_work: Vec<StoreWork>,
-    answer_calls: bool,
+    queries: Vec<PoolQuery>,
+    store_tasks: Vec<StoreTask>,
+    reply_to_open_calls: bool,
 }
 
 impl AuthorityThread {
-    /// Applies the messages as one batch, commits it, publishes it, and answers.
-    pub(super) fn process_batch(&mut self, at: ClockReading, messages: Vec<Message>) {
+    /// Applies the messages as one batch, commits it, publishes it, and replies.
+    pub(super) fn process_batch(&mut self, at: ClockReading, messages: Vec<AuthorityMessage>) {
         self.at = at;
         let is_idle = messages.is_empty();
-        let (mut outcome, mut applied, mut deferred) = (ApplyOutcome::default(), Vec::new(), Deferred::default());
+        let (mut outcome, mut applied, mut deferred) =
+            (ApplyOutcome::default(), Vec::new(), DeferredMessages::default());
         self.begin_batch(&mut outcome, &mut applied);
         for message in messages {
             self.apply_message(message, &mut outcome, &mut applied, &mut deferred);
@@ -73,12 +76,12 @@ impl AuthorityThread {
         self.finish_batch(&mut outcome);
         let outcome = self.commit_or_undo(outcome, &mut applied);
         self.publish(&outcome);
-        self.answer(applied, deferred);
+        self.reply_to_callers(applied, deferred);
         self.flush_store(is_idle);
     }
 
-    /// Applies what is due before the messages: expired deadlines, waiting calls, samples and facts of earlier batches.
-    fn begin_batch(&mut self, outcome: &mut ApplyOutcome, applied: &mut Vec<Applied>) {
+    /// Applies what is due before the messages: expired deadlines, waiting calls, samples and commands of earlier batches.
+    fn begin_batch(&mut self, outcome: &mut ApplyOutcome, applied: &mut Vec<AppliedCommand>) {
         if self.is_broken() {
             return;
         }
@@ -86,57 +89,64 @@ impl AuthorityThread {
         if std::mem::take(&mut self.samples_are_due) {
             self.apply_latest_samples(outcome);
         }
-        self.keep_followed_in_queue(outcome);
-        for fact in std::mem::take(&mut self.postponed) {
-            applied.extend(self.apply_fact(fact, outcome));
+        self.extend_followed_patience(outcome);
+        for command in std::mem::take(&mut self.postponed) {
+            applied.extend(self.apply_unattended(command, outcome));
         }
     }
 
     fn apply_message(
         &mut self,
-        message: Message,
+        message: AuthorityMessage,
         outcome: &mut ApplyOutcome,
-        applied: &mut Vec<Applied>,
-        deferred: &mut Deferred,
+        applied: &mut Vec<AppliedCommand>,
+        deferred: &mut DeferredMessages,
     ) {
         match message {
-            Message::Asked(asked) => applied.push(self.apply_asked(asked, outcome)),
-            Message::Attach(attachment, caller, reply) => {
+            AuthorityMessage::Command(command) => applied.push(self.apply_caller_command(command, outcome)),
+            AuthorityMessage::Attach(attachment, caller, reply) => {
                 let LeaseAttachment { lease, token, holder, has_process, has_cgroup } = attachment;
                 let result = self.apply_allowed(&caller, PoolCommand::Attach { lease, token, holder }, outcome);
                 if result.is_ok() {
                     // Known at once: the lease may end in this very batch. Should the commit fail, the node is asked in vain.
                     self.occupancy.attach(lease, has_process, has_cgroup);
                 }
-                applied.push(Applied { result, retry: None, origin: Origin::Node { lease, caller, reply } });
+                applied.push(AppliedCommand {
+                    result,
+                    retry: None,
+                    origin: CommandOrigin::Node { lease, caller, reply },
+                });
             }
-            Message::Report(NodeReport::Sampled(sample)) => self.take_sample(sample, outcome),
-            Message::Report(NodeReport::HolderGone { lease, holder }) => {
+            AuthorityMessage::Report(NodeReport::Sampled(sample)) => self.take_sample(sample, outcome),
+            AuthorityMessage::Report(NodeReport::HolderGone { lease, holder }) => {
                 let command = PoolCommand::HolderGone { lease, grace: Millis(0) };
-                applied.extend(self.apply_fact(Fact { command, held_by: Some((lease, holder)) }, outcome));
+                applied.extend(
+                    self.apply_unattended(UnattendedCommand { command, held_by: Some((lease, holder)) }, outcome),
+                );
             }
-            Message::Report(NodeReport::Drained { lease }) => {
+            AuthorityMessage::Report(NodeReport::Drained { lease }) => {
                 self.occupancy.drained(lease);
-                let is_free =
-                    self.pool.lease(lease).is_some_and(|known| known.draining) && !self.occupancy.occupies(lease, true);
-                if is_free {
-                    applied.extend(self.apply_fact(Fact::new(PoolCommand::Drained { lease }), outcome));
+                applied.extend(self.apply_unattended(UnattendedCommand::new(PoolCommand::Drained { lease }), outcome));
+            }
+            AuthorityMessage::Sampled => {
+                for sample in self.cell.samples.take() {
+                    self.take_sample(sample, outcome);
                 }
             }
-            Message::Follow(call) => {
-                self.keep_in_queue(&call, outcome);
+            AuthorityMessage::Follow(call) => {
+                self.extend_patience(&call, outcome);
                 deferred.follows.push(call);
             }
-            Message::HungUp(call) => deferred.hung_up.push(call),
-            Message::WaitForEnd(lease, waiter) => deferred.ends.push((lease, waiter)),
-            Message::Query(query) => deferred.queries.push(query),
-            Message::StoreWork(work) => deferred.store_work.push(work),
-            Message::AnswerCalls => deferred.answer_calls = true,
-            Message::Stop => {}
+            AuthorityMessage::HungUp(call) => deferred.hung_up.push(call),
+            AuthorityMessage::WaitForEnd(lease, waiter) => deferred.ends.push((lease, waiter)),
+            AuthorityMessage::Query(query) => deferred.queries.push(query),
+            AuthorityMessage::StoreTask(work) => deferred.store_tasks.push(work),
+            AuthorityMessage::ReplyToCalls => deferred.reply_to_open_calls = true,
+            AuthorityMessage::Stop => {}
         }
     }
 
-    /// Frees the devices of ended leases that nothing runs under, and serves the queue once.
+    /// Frees the devices of ended leases without processes, and serves the queue once.
     fn finish_batch(&mut self, outcome: &mut ApplyOutcome) {
         if self.is_broken() {
             return;
@@ -157,15 +167,15 @@ impl AuthorityThread {
         self.pool.apply_in_batch(command, outcome).map_err(Refusal::Denied)
     }
 
-    fn apply_asked(&mut self, asked: Asked, outcome: &mut ApplyOutcome) -> Applied {
-        let Asked { command, caller, wait_until, reply } = asked;
+    fn apply_caller_command(&mut self, message: CallerCommand, outcome: &mut ApplyOutcome) -> AppliedCommand {
+        let CallerCommand { command, caller, wait_until, reply } = message;
         let retry = only_gives_back(&command).then(|| command.clone());
         let request = match &command {
-            PoolCommand::Request { key, .. } => Some(RequestOrigin { has_key: key.is_some(), wait_until }),
+            PoolCommand::Request { key, .. } => Some(RequestFollowUp { has_key: key.is_some(), wait_until }),
             _ => None,
         };
         let result = self.apply_allowed(&caller, command, outcome);
-        Applied { result, retry, origin: Origin::Caller { caller, reply, request } }
+        AppliedCommand { result, retry, origin: CommandOrigin::Caller { caller, reply, request } }
     }
 
     fn apply_allowed(
@@ -179,16 +189,37 @@ impl AuthorityThread {
         self.apply(command, outcome)
     }
 
-    fn apply_fact(&mut self, fact: Fact, outcome: &mut ApplyOutcome) -> Option<Applied> {
-        let is_about_another = |(lease, holder): &(LeaseId, LeaseHolder)| {
-            self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder)
-        };
-        if !self.is_broken() && fact.held_by.as_ref().is_some_and(is_about_another) {
+    fn apply_unattended(
+        &mut self,
+        unattended: UnattendedCommand,
+        outcome: &mut ApplyOutcome,
+    ) -> Option<AppliedCommand> {
+        if !self.is_broken() && self.is_obsolete(&unattended) {
             return None;
         }
-        let command = fact.command.clone();
+        let command = unattended.command.clone();
         let result = self.check_store(&command).and_then(|()| self.apply(command.clone(), outcome));
-        Some(Applied { result, retry: Some(command), origin: Origin::Fact(fact) })
+        Some(AppliedCommand { result, retry: Some(command), origin: CommandOrigin::Unattended(unattended) })
+    }
+
+    /// Whether the pool has moved on, so that a command has no effect.
+    fn is_obsolete(&self, unattended: &UnattendedCommand) -> bool {
+        if let Some((lease, holder)) = &unattended.held_by {
+            return self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder);
+        }
+        match unattended.command {
+            PoolCommand::Drained { lease } => {
+                self.pool.lease(lease).is_none_or(|known| !known.draining) || self.occupancy.occupies(lease, true)
+            }
+            _ => false,
+        }
+    }
+
+    /// Stores a command to be applied again, each once.
+    fn postpone(&mut self, command: UnattendedCommand) {
+        if !self.postponed.contains(&command) {
+            self.postponed.push(command);
+        }
     }
 
     /// Checks whether the caller may give this command.
@@ -237,7 +268,7 @@ impl AuthorityThread {
     }
 
     /// Commits the batch. If that fails, commits what only gives back, and refuses the rest.
-    fn commit_or_undo(&mut self, outcome: ApplyOutcome, applied: &mut [Applied]) -> ApplyOutcome {
+    fn commit_or_undo(&mut self, outcome: ApplyOutcome, applied: &mut [AppliedCommand]) -> ApplyOutcome {
         let Err(refusal) = self.commit(&outcome) else { return outcome };
         let mut outcome = ApplyOutcome::default();
         let has_some_space = matches!(self.store_state, StoreState::Full(_));
@@ -260,29 +291,30 @@ impl AuthorityThread {
         outcome
     }
 
-    fn answer(&mut self, applied: Vec<Applied>, deferred: Deferred) {
+    fn reply_to_callers(&mut self, applied: Vec<AppliedCommand>, deferred: DeferredMessages) {
         for applied in applied {
-            self.answer_applied(applied);
+            self.reply_to_command(applied);
         }
-        if deferred.answer_calls {
+        if deferred.reply_to_open_calls {
             self.waiters.stop_waiting();
         }
-        self.answer_followers(deferred.follows);
+        self.reply_to_followers(deferred.follows);
         for call in deferred.hung_up {
             self.waiters.hang_up(call);
         }
-        let abandoned = self.waiters.take_abandoned().into_iter();
-        self.postponed.extend(abandoned.map(|lease| Fact::new(PoolCommand::Release { lease })));
+        for lease in self.waiters.take_abandoned() {
+            self.postpone(UnattendedCommand::new(PoolCommand::Release { lease }));
+        }
         for (lease, waiter) in deferred.ends {
             self.waiters.wait_for_end(lease, waiter, &self.pool);
         }
-        if !deferred.store_work.is_empty() {
+        if !deferred.store_tasks.is_empty() {
             let call = self.cell.enter_store();
-            let answers: Vec<_> = deferred.store_work.into_iter().map(|work| work(&mut *self.store)).collect();
+            let replies: Vec<_> = deferred.store_tasks.into_iter().map(|task| task(&mut *self.store)).collect();
             drop(call);
-            // A token that was revoked is worth nothing by the time that its revocation is answered.
+            // A revoked token is invalid before the reply to its revocation.
             self.publish_tokens();
-            answers.into_iter().for_each(|answer| answer());
+            replies.into_iter().for_each(|reply| reply());
         }
         for query in deferred.queries {
             query(self);
@@ -291,28 +323,28 @@ impl AuthorityThread {
         self.log_events();
     }
 
-    fn answer_applied(&mut self, applied: Applied) {
-        let Applied { result, origin, .. } = applied;
+    fn reply_to_command(&mut self, applied: AppliedCommand) {
+        let AppliedCommand { result, origin, .. } = applied;
         match origin {
-            Origin::Fact(fact) => {
+            CommandOrigin::Unattended(command) => {
                 if let Err(Refusal::NotDurable(_) | Refusal::DiskFull(_)) = result {
-                    self.postponed.push(fact);
+                    self.postpone(command);
                 }
             }
-            Origin::Node { lease, caller, reply } => {
-                // The node waits for this answer, unless the agent is ending.
+            CommandOrigin::Node { lease, caller, reply } => {
+                // The node waits for this reply, unless the agent is ending.
                 let _ = reply.send(result.and_then(|_| self.lease_reply(lease, &caller)));
             }
-            Origin::Caller { caller, reply, request } => self.answer_caller(result, caller, reply, request),
+            CommandOrigin::Caller { caller, reply, request } => self.reply_to_caller(result, caller, reply, request),
         }
     }
 
-    fn answer_caller(
+    fn reply_to_caller(
         &mut self,
         result: Result<CommandReply, Refusal>,
         caller: Caller,
         reply: ReplySender,
-        request: Option<RequestOrigin>,
+        request: Option<RequestFollowUp>,
     ) {
         if let (Some(_), Err(refusal)) = (&request, &result) {
             self.metrics.refused(refusal);
@@ -324,17 +356,17 @@ impl AuthorityThread {
         {
             let leases = [*lease].into();
             let call = FollowCall { id, caller, leases, until, is_single: true, releases: !has_key, reply };
-            return self.answer_or_wait(call);
+            return self.reply_or_wait(call);
         }
-        let answer = result.and_then(|answer| match answer {
+        let result = result.and_then(|outcome| match outcome {
             CommandReply::Lease(lease) => self.lease_reply(lease, &caller),
             CommandReply::Done | CommandReply::Node(..) => Ok(Reply::Done),
         });
-        // The caller may have hung up. Without a key it cannot come back for what it asked for.
-        if let Err(Ok(Reply::Lease(lease))) = reply.send(answer)
+        // The caller may have hung up. Without a key it cannot find its lease again.
+        if let Err(Ok(Reply::Lease(lease))) = reply.send(result)
             && !has_key
         {
-            self.postponed.push(Fact::new(PoolCommand::Release { lease: LeaseId(lease.id) }));
+            self.postpone(UnattendedCommand::new(PoolCommand::Release { lease: LeaseId(lease.id) }));
         }
     }
 

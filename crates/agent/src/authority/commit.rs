@@ -26,7 +26,7 @@ pub enum StoreState {
 }
 
 impl AuthorityThread {
-    /// Commits the rows of a batch. If that fails, the pool is as it was last committed, and the refusal says why.
+    /// Commits the rows of a batch. If that fails, the pool is as it was last committed, and the refusal has the reason.
     pub(super) fn commit(&mut self, outcome: &ApplyOutcome) -> Result<(), Refusal> {
         if outcome.rows.is_empty() {
             return Ok(());
@@ -42,7 +42,7 @@ impl AuthorityThread {
             self.metrics.committed(outcome.rows.len(), begun.elapsed());
             return Ok(());
         };
-        let refusal = self.note_failure(&error);
+        let refusal = self.record_failure(&error);
         self.undo();
         Err(refusal)
     }
@@ -57,11 +57,11 @@ impl AuthorityThread {
         let flushed = self.store.flush();
         drop(call);
         if let Err(error) = flushed {
-            self.note_failure(&error);
+            self.record_failure(&error);
         }
     }
 
-    fn note_failure(&mut self, error: &CommitError) -> Refusal {
+    fn record_failure(&mut self, error: &CommitError) -> Refusal {
         let why = shared_words(error);
         let (state, refusal) = match error {
             CommitError::Full { .. } => (StoreState::Full(why.clone()), Refusal::DiskFull(why)),
@@ -86,7 +86,7 @@ impl AuthorityThread {
         };
         let (pool, bad_rows) = Pool::restore(self.settings, self.policies.clone(), self.at.pool, rows);
         for row in bad_rows {
-            tracing::error!(%row, "a row was left out");
+            tracing::error!(%row, "ignoring an invalid row");
         }
         self.pool = pool;
         self.rebuild_indexes();

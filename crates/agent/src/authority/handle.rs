@@ -18,9 +18,9 @@ use crate::limits::QUERY_PATIENCE;
 use crate::messages::{LeaseAttachment, NodeReport};
 
 use super::snapshot::{Snapshot, SnapshotCell};
-use super::{AuthorityThread, Trail};
+use super::{AuthorityThread, TrailHandle};
 
-/// A reason why the authority did not do what it was asked.
+/// A reason why the authority refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The pool denied it.
@@ -30,7 +30,7 @@ pub enum Refusal {
     #[error("{0}")]
     Forbidden(Arc<str>),
     /// The owner has too many requests in the queue.
-    #[error("{owner} has {limit} requests waiting, which is the most; wait for them, or cancel some")]
+    #[error("{owner} has {limit} requests waiting, which is the limit; wait for them, or cancel some")]
     TooManyWaiting {
         /// The owner of the requests.
         owner: Arc<str>,
@@ -51,28 +51,28 @@ pub enum Refusal {
     Stopping,
 }
 
-/// The answer to a message.
+/// The reply to a message.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reply {
     /// A lease as it is now.
     Lease(Box<LeaseBody>),
     /// Several leases that were followed together.
     Followed(FollowResponse),
-    /// Done, with nothing to tell.
+    /// Done, without a result.
     Done,
 }
 
 pub(super) type ReplySender = oneshot::Sender<Result<Reply, Refusal>>;
 
-/// The number of a call that may wait for its answer.
+/// The number of a call that may wait for its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct CallId(pub u64);
 
 /// A command on behalf of a caller.
-pub(super) struct Asked {
+pub(super) struct CallerCommand {
     pub command: PoolCommand,
     pub caller: Caller,
-    /// The time until which the answer may wait for a queued request to be granted.
+    /// The time until which the reply may wait for a queued request to be granted.
     pub wait_until: Option<(CallId, PoolTime)>,
     pub reply: ReplySender,
 }
@@ -83,22 +83,22 @@ pub(super) struct FollowCall {
     pub caller: Caller,
     /// The followed leases, each once.
     pub leases: Arc<[LeaseId]>,
-    /// The time at which the answer is due even if nothing changed.
+    /// The time at which the reply is due even if nothing changed.
     pub until: PoolTime,
-    /// Whether the answer is the one lease itself rather than a list of changes.
+    /// Whether the reply is the one lease itself rather than a list of changes.
     pub is_single: bool,
     /// Whether the leases end when the caller hangs up, because it has no other way to find them.
     pub releases: bool,
     pub reply: ReplySender,
 }
 
-pub(super) type Query = Box<dyn FnOnce(&AuthorityThread) + Send>;
-/// Work on the store. It returns how its caller is answered, once changed tokens are published.
-pub(super) type StoreWork = Box<dyn FnOnce(&mut dyn LeaseStore) -> Box<dyn FnOnce() + Send> + Send>;
+pub(super) type PoolQuery = Box<dyn FnOnce(&AuthorityThread) + Send>;
+/// A task on the store. It returns the reply to its caller, to be sent once changed tokens are published.
+pub(super) type StoreTask = Box<dyn FnOnce(&mut dyn LeaseStore) -> Box<dyn FnOnce() + Send> + Send>;
 
-pub(super) enum Message {
+pub(super) enum AuthorityMessage {
     /// A command of a caller.
-    Asked(Asked),
+    Command(CallerCommand),
     /// A call that follows leases.
     Follow(FollowCall),
     /// The caller of this call hung up.
@@ -107,29 +107,31 @@ pub(super) enum Message {
     Attach(LeaseAttachment, Caller, ReplySender),
     /// A node reports a fact.
     Report(NodeReport),
+    /// There are samples to take.
+    Sampled,
     /// The caller waits for the end of a lease.
     WaitForEnd(LeaseId, oneshot::Sender<()>),
-    /// A look at what is committed.
-    Query(Query),
-    /// Work on the store besides rows.
-    StoreWork(StoreWork),
-    /// Every call that waits is answered now, and so is every later one at once: the agent is stopping.
-    AnswerCalls,
-    /// The thread ends after the messages before this one.
+    /// A query of the committed state.
+    Query(PoolQuery),
+    /// A task on the store besides rows.
+    StoreTask(StoreTask),
+    /// Every call that waits gets its reply now, and every later one at once: the agent is stopping.
+    ReplyToCalls,
+    /// Wakes the thread to end.
     Stop,
 }
 
 /// A handle of the authority. Clones speak to the same thread.
 #[derive(Clone)]
 pub struct Authority {
-    messages: SyncSender<Message>,
+    messages: SyncSender<AuthorityMessage>,
     cell: Arc<SnapshotCell>,
-    trail: Trail,
+    trail: TrailHandle,
     next_call: Arc<AtomicU64>,
 }
 
 impl Authority {
-    pub(super) fn new(messages: SyncSender<Message>, cell: Arc<SnapshotCell>, trail: Trail) -> Self {
+    pub(super) fn new(messages: SyncSender<AuthorityMessage>, cell: Arc<SnapshotCell>, trail: TrailHandle) -> Self {
         Self { messages, cell, trail, next_call: Arc::default() }
     }
 
@@ -149,30 +151,30 @@ impl Authority {
     }
 
     /// Returns the reader of the audit trail.
-    pub fn trail(&self) -> &Trail {
+    pub fn trail(&self) -> &TrailHandle {
         &self.trail
     }
 
-    /// Carries out a command for a caller. The answer comes when the result is durable.
+    /// Carries out a command for a caller. The reply comes when the result is durable.
     pub async fn ask(&self, caller: Caller, command: PoolCommand) -> Result<Reply, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::Asked(Asked { command, caller, wait_until: None, reply }))?;
-        answer.await.unwrap_or(Err(Refusal::Stopping))
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::Command(CallerCommand { command, caller, wait_until: None, reply }))?;
+        receiver.await.unwrap_or(Err(Refusal::Stopping))
     }
 
-    /// As [`Authority::ask`]; if the lease is queued afterwards, the answer waits for its grant for up to `wait`.
+    /// As [`Authority::ask`]; if the lease is queued afterwards, the reply waits for its grant for up to `wait`.
     pub async fn ask_and_wait(&self, caller: Caller, command: PoolCommand, wait: Duration) -> Result<Reply, Refusal> {
         if wait.is_zero() {
             return self.ask(caller, command).await;
         }
-        let (reply, answer) = oneshot::channel();
-        let mut call = OpenCall::new(self);
+        let (reply, receiver) = oneshot::channel();
+        let mut call = HangUpGuard::new(self);
         let wait_until = Some((call.id, time_in(wait)));
-        self.send(Message::Asked(Asked { command, caller, wait_until, reply }))?;
-        call.answered(answer).await
+        self.send(AuthorityMessage::Command(CallerCommand { command, caller, wait_until, reply }))?;
+        call.reply(receiver).await
     }
 
-    /// Follows one lease: keeps it in the queue, and returns it when it leaves the queue or after `wait`.
+    /// Follows one lease: extends its patience, and returns it when it leaves the queue or after `wait`.
     pub async fn follow_lease(&self, caller: Caller, lease: LeaseId, wait: Duration) -> Result<LeaseBody, Refusal> {
         match self.follow(caller, [lease].into(), wait, true).await? {
             Reply::Lease(lease) => Ok(*lease),
@@ -180,8 +182,8 @@ impl Authority {
         }
     }
 
-    /// Follows several leases: keeps them in the queue, and returns those that left it, as soon as there is one or after
-    /// `wait`.
+    /// Follows several leases: extends their patience, and returns those that left the queue, as soon as there is one or
+    /// after `wait`.
     pub async fn follow_leases(
         &self,
         caller: Caller,
@@ -201,19 +203,21 @@ impl Authority {
         wait: Duration,
         is_single: bool,
     ) -> Result<Reply, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        let mut call = OpenCall::new(self);
+        let (reply, receiver) = oneshot::channel();
+        let mut call = HangUpGuard::new(self);
         let until = time_in(wait);
         let (id, releases) = (call.id, false);
-        self.send(Message::Follow(FollowCall { id, caller, leases, until, is_single, releases, reply }))?;
-        call.answered(answer).await
+        self.send(AuthorityMessage::Follow(FollowCall { id, caller, leases, until, is_single, releases, reply }))?;
+        // A disk that hangs must not hold the reply much longer than the caller was ready to wait.
+        let bounded = tokio::time::timeout(wait + QUERY_PATIENCE, call.reply(receiver));
+        bounded.await.unwrap_or(Err(Refusal::Busy))
     }
 
-    /// Ties a lease to a holder that the node has ready to watch. The answer comes when the holder is durable.
+    /// Ties a lease to a holder that the node has ready to watch. The reply comes when the holder is durable.
     pub async fn attach(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::Attach(attachment, caller, reply))?;
-        match answer.await.unwrap_or(Err(Refusal::Stopping))? {
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::Attach(attachment, caller, reply))?;
+        match receiver.await.unwrap_or(Err(Refusal::Stopping))? {
             Reply::Lease(lease) => Ok(*lease),
             Reply::Followed(_) | Reply::Done => Err(Refusal::Stopping),
         }
@@ -221,27 +225,48 @@ impl Authority {
 
     /// Returns when the lease has ended.
     pub async fn wait_for_end(&self, lease: LeaseId) -> Result<(), Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::WaitForEnd(lease, reply))?;
-        answer.await.map_err(|_| Refusal::Stopping)
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::WaitForEnd(lease, reply))?;
+        receiver.await.map_err(|_| Refusal::Stopping)
     }
 
-    /// Reports a fact without waiting for its effect.
+    /// Reports a fact without waiting for its effect. A sample takes the place of one that was not applied yet.
     pub fn report(&self, report: NodeReport) -> Result<(), Refusal> {
-        self.send(Message::Report(report))
+        match report {
+            NodeReport::Sampled(sample) => self.cell.samples.put(sample, || self.send(AuthorityMessage::Sampled)),
+            NodeReport::HolderGone { .. } | NodeReport::Drained { .. } => self.send(AuthorityMessage::Report(report)),
+        }
     }
 
-    /// Looks at what is committed. Waits for the authority for a short time at most, then refuses as busy.
+    /// Queries the committed state. Waits for the authority for a short time at most, then refuses as busy.
     pub async fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&AuthorityThread) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::Query(Box::new(move |authority| drop(reply.send(query(authority))))))?;
-        match tokio::time::timeout(QUERY_PATIENCE, answer).await {
-            Ok(answer) => answer.map_err(|_| Refusal::Stopping),
-            Err(_) => Err(Refusal::Busy),
-        }
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::Query(Box::new(move |authority| {
+            // A caller that gave up needs no reply.
+            if !reply.is_closed() {
+                drop(reply.send(query(authority)));
+            }
+        })))?;
+        within(QUERY_PATIENCE, receiver).await
+    }
+
+    /// Reads the store besides rows. Waits for the authority for a short time at most, then refuses as busy.
+    pub async fn read_store<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&dyn LeaseStore) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::StoreTask(Box::new(move |store| {
+            if reply.is_closed() {
+                return Box::new(|| ());
+            }
+            let done = read(store);
+            Box::new(move || drop(reply.send(done)))
+        })))?;
+        within(QUERY_PATIENCE, receiver).await
     }
 
     /// Works on the store besides rows, between two commits.
@@ -249,30 +274,29 @@ impl Authority {
         &self,
         work: impl FnOnce(&mut dyn LeaseStore) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Message::StoreWork(Box::new(move |store| {
+        let (reply, receiver) = oneshot::channel();
+        self.send(AuthorityMessage::StoreTask(Box::new(move |store| {
             let done = work(store);
             Box::new(move || drop(reply.send(done)))
         })))?;
-        answer.await.map_err(|_| Refusal::Stopping)
+        receiver.await.map_err(|_| Refusal::Stopping)
     }
 
-    /// Answers every call that waits, and every later one at once: the agent is stopping.
-    pub async fn answer_calls(&self) {
-        while self.send(Message::AnswerCalls) == Err(Refusal::Busy) {
+    /// Sends every call that waits its reply, and every later one at once: the agent is stopping.
+    pub async fn reply_to_open_calls(&self) {
+        while self.send(AuthorityMessage::ReplyToCalls) == Err(Refusal::Busy) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// Lets the thread end after the messages sent before.
+    /// Lets the thread end after the messages sent before. Never waits.
     pub fn stop(&self) {
-        // A full channel empties, and a thread that is gone has ended.
-        while self.send(Message::Stop) == Err(Refusal::Busy) {
-            std::thread::yield_now();
-        }
+        self.cell.stop();
+        // A full channel wakes the thread as well.
+        let _ = self.send(AuthorityMessage::Stop);
     }
 
-    fn send(&self, message: Message) -> Result<(), Refusal> {
+    fn send(&self, message: AuthorityMessage) -> Result<(), Refusal> {
         self.messages.try_send(message).map_err(|error| match error {
             TrySendError::Full(_) => Refusal::Busy,
             TrySendError::Disconnected(_) => Refusal::Stopping,
@@ -280,35 +304,43 @@ impl Authority {
     }
 }
 
+/// Waits for a reply for some time at most.
+async fn within<T>(patience: Duration, receiver: oneshot::Receiver<T>) -> Result<T, Refusal> {
+    match tokio::time::timeout(patience, receiver).await {
+        Ok(reply) => reply.map_err(|_| Refusal::Stopping),
+        Err(_) => Err(Refusal::Busy),
+    }
+}
+
 fn time_in(wait: Duration) -> PoolTime {
     clock::now().after(Millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// A call that waits for its answer. When it is dropped before, because the client hung up, the authority is told.
-struct OpenCall<'a> {
+/// A call that waits for its reply. If it is dropped before, because the client hung up, it notifies the authority.
+struct HangUpGuard<'a> {
     authority: &'a Authority,
     id: CallId,
     is_open: bool,
 }
 
-impl<'a> OpenCall<'a> {
+impl<'a> HangUpGuard<'a> {
     fn new(authority: &'a Authority) -> Self {
         let id = CallId(authority.next_call.fetch_add(1, Ordering::Relaxed));
         Self { authority, id, is_open: true }
     }
 
-    async fn answered(&mut self, answer: oneshot::Receiver<Result<Reply, Refusal>>) -> Result<Reply, Refusal> {
-        let answer = answer.await.unwrap_or(Err(Refusal::Stopping));
+    async fn reply(&mut self, receiver: oneshot::Receiver<Result<Reply, Refusal>>) -> Result<Reply, Refusal> {
+        let reply = receiver.await.unwrap_or(Err(Refusal::Stopping));
         self.is_open = false;
-        answer
+        reply
     }
 }
 
-impl Drop for OpenCall<'_> {
+impl Drop for HangUpGuard<'_> {
     fn drop(&mut self) {
         if self.is_open {
-            // If the authority is busy, it finds the closed call when it next keeps waiting requests in the queue.
-            let _ = self.authority.send(Message::HungUp(self.id));
+            // A busy authority finds the closed call when it next extends the patience of waiting requests.
+            let _ = self.authority.send(AuthorityMessage::HungUp(self.id));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Work on the store that is due from time to time: saving the clock, and removing old records of the audit trail.
+//! Periodic work on the store: saving the clock, and removing old records of the audit trail.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,24 +10,24 @@ use super::{Authority, Refusal};
 
 /// The time between two rounds.
 const EVERY: Duration = Duration::from_secs(60);
-/// The time after which a round that found the authority busy is tried again.
+/// The time after which a round that found the authority busy, or more old records than it may remove, goes on.
 const RETRY: Duration = Duration::from_secs(1);
 /// The number of rounds between two removals of old records.
 const ROUNDS_PER_REMOVAL: u32 = 60;
 
-/// Keeps house until the agent ends. A busy authority only delays a round.
-pub async fn keep_house(authority: Authority, retention_days: u32) {
+/// Runs housekeeping until the agent ends. A busy authority only delays a round.
+pub async fn run_housekeeping(authority: Authority, retention_days: u32) {
     let mut round = 0_u32;
     loop {
         let removes = round.is_multiple_of(ROUNDS_PER_REMOVAL) && retention_days > 0;
         let done = authority.with_store(move |store| {
             save_clock(store);
-            if removes {
-                remove_old_records(store, retention_days);
-            }
+            removes && remove_old_records(store, retention_days)
         });
         match done.await {
-            Ok(()) => {
+            // A removal is bounded, so that commits are not held up. The next one follows after other commits.
+            Ok(true) => tokio::time::sleep(RETRY).await,
+            Ok(false) => {
                 round = round.wrapping_add(1);
                 tokio::time::sleep(EVERY).await;
             }
@@ -37,19 +37,26 @@ pub async fn keep_house(authority: Authority, retention_days: u32) {
     }
 }
 
-/// Saves where the pool's clock stands.
+/// Saves the state of the pool's clock.
 pub fn save_clock(store: &mut dyn LeaseStore) {
     if let Err(error) = store.set_clock_anchor(&clock::anchor()) {
-        tracing::warn!(%error, "the clock was not saved");
+        tracing::warn!(%error, "cannot save the clock");
     }
 }
 
-fn remove_old_records(store: &mut dyn LeaseStore, days: u32) {
+/// Removes old records, a bounded number of them. Returns whether there may be more.
+fn remove_old_records(store: &mut dyn LeaseStore, days: u32) -> bool {
     let age = Duration::from_secs(u64::from(days) * 86_400);
-    let Some(before) = SystemTime::now().checked_sub(age) else { return };
+    let Some(before) = SystemTime::now().checked_sub(age) else { return false };
     match store.prune_trail(before) {
-        Ok(0) => {}
-        Ok(records) => tracing::info!(records, days, "removed old records of the audit trail"),
-        Err(error) => tracing::warn!(%error, "old records of the audit trail stay"),
+        Ok(0) => false,
+        Ok(records) => {
+            tracing::info!(records, days, "removed old records of the audit trail");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot remove old records of the audit trail");
+            false
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The authority: the one thread that owns the pool and the store.
 //!
-//! It decides, commits, publishes and answers, in that order. Messages arrive on a bounded channel and are applied in
+//! It decides, commits, publishes and replies, in that order. Messages arrive on a bounded channel and are applied in
 //! batches ([`batch`]). The changed rows of a batch are committed in one transaction ([`commit`]). Only then does the
-//! authority publish a [`Snapshot`], events and orders to nodes ([`publish`]) and answer its callers ([`waiters`]). If
+//! authority publish a [`Snapshot`], events and orders to nodes ([`publish`]) and reply to its callers ([`waiters`]). If
 //! the commit fails, the pool is rebuilt from the store and the batch is refused, so uncommitted state is never visible.
 //!
 //! The authority knows nodes by id and name. It touches no process, control group or device: nodes report facts and
@@ -16,17 +16,18 @@ mod housekeeping;
 mod occupancy;
 mod publish;
 mod reports;
+mod samples;
 mod snapshot;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod trail;
 mod waiters;
 
 pub use commit::StoreState;
 pub use handle::{Authority, Refusal, Reply};
-pub use housekeeping::{keep_house, save_clock};
+pub use housekeeping::{run_housekeeping, save_clock};
 pub use snapshot::{DeviceState, NodeSummary, Snapshot};
-pub use trail::Trail;
+pub use trail::TrailHandle;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -48,7 +49,7 @@ use crate::limits::{AUTHORITY_BEAT, BATCH, FLUSH_WAIT, MESSAGES, ORDER_RETRY, ST
 use crate::messages::{FencedLease, NodeLink, NodeOrder, NodeSample};
 use crate::metrics::Metrics;
 
-use handle::Message;
+use handle::AuthorityMessage;
 use occupancy::Occupancy;
 use publish::OrderQueue;
 use snapshot::SnapshotCell;
@@ -91,15 +92,15 @@ pub struct AuthorityThread {
     /// The latest sample of each node, applied again after the pool was rebuilt.
     samples: HashMap<NodeId, Box<NodeSample>>,
     samples_are_due: bool,
-    /// Facts that could not be committed yet.
-    postponed: Vec<batch::Fact>,
+    /// Commands without a caller that could not be committed yet.
+    postponed: Vec<batch::UnattendedCommand>,
     waiters: Waiters,
     occupancy: Occupancy,
     /// The devices that each lease holds, until they are free again.
     held: HashMap<LeaseId, Arc<[GpuId]>>,
     waiters_per_owner: usize,
     real_processes: bool,
-    /// Why requests wait, for the event and the answer of one batch.
+    /// The reasons why requests wait, for the event and the reply of one batch.
     explained: HashMap<LeaseId, Arc<WaitExplanation>>,
     events: Arc<Events>,
     metrics: Arc<Metrics>,
@@ -107,19 +108,19 @@ pub struct AuthorityThread {
     unlogged: Vec<Arc<gpupool_api::events::EventBody>>,
     snapshot: Snapshot,
     cell: Arc<SnapshotCell>,
-    /// The time at which waiting requests with an open call were last kept in the queue.
+    /// The time at which the patience of waiting requests with an open call was last extended.
     followed_at: PoolTime,
     retried_at: Instant,
     /// The instant, on both clocks, at which the current batch is applied.
     at: ClockReading,
 }
 
-/// Starts the authority on the rows of a store. The strings name rows that made no sense.
+/// Starts the authority on the rows of a store. The strings name invalid rows.
 pub fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<String>)> {
     let (messages, inbox) = sync_channel(MESSAGES);
     let (mut thread, complaints) = AuthorityThread::new(spec, clock::both());
     let cell = thread.cell.clone();
-    let trail = Trail::start(thread.store.trail_reader())?;
+    let trail = TrailHandle::start(thread.store.trail_reader())?;
     let handle = thread::Builder::new().name("authority".into()).spawn(move || {
         let _guard = AbortOnPanic("authority");
         thread.run(&inbox);
@@ -175,7 +176,8 @@ impl AuthorityThread {
             match &lease.holder {
                 Some(holder @ LeaseHolder::Connection) => {
                     let command = PoolCommand::HolderGone { lease: lease.id, grace: reconnect_grace };
-                    self.postponed.push(batch::Fact { command, held_by: Some((lease.id, holder.clone())) });
+                    self.postponed
+                        .push(batch::UnattendedCommand { command, held_by: Some((lease.id, holder.clone())) });
                 }
                 _ if lease.draining => draining.push(lease.id),
                 _ => {}
@@ -190,11 +192,12 @@ impl AuthorityThread {
         }
         if self.pool.policies() != &self.policies {
             let policies = Box::new(self.policies.clone());
-            self.postponed.push(batch::Fact { command: PoolCommand::SetPolicies { policies }, held_by: None });
+            self.postponed
+                .push(batch::UnattendedCommand { command: PoolCommand::SetPolicies { policies }, held_by: None });
         }
     }
 
-    fn run(&mut self, inbox: &Receiver<Message>) {
+    fn run(&mut self, inbox: &Receiver<AuthorityMessage>) {
         loop {
             self.cell.confirm();
             let first = match inbox.recv_timeout(self.time_until_due()) {
@@ -202,12 +205,13 @@ impl AuthorityThread {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let mut stops = false;
-            let messages = first.into_iter().chain(inbox.try_iter()).take(BATCH);
-            let batch: Vec<Message> = messages.inspect(|message| stops |= matches!(message, Message::Stop)).collect();
+            // Read before the messages: those that were sent before the order to stop are all taken.
+            let stops = self.cell.is_stopping();
+            let batch: Vec<AuthorityMessage> = first.into_iter().chain(inbox.try_iter()).take(BATCH).collect();
+            let is_last = stops && batch.len() < BATCH;
             self.retry_store();
             self.process_batch(clock::both(), batch);
-            if stops {
+            if is_last {
                 self.flush_store(true);
                 return;
             }
@@ -225,6 +229,9 @@ impl AuthorityThread {
             wait = wait.min(STORE_RETRY.saturating_sub(self.retried_at.elapsed()));
         } else if self.store.unflushed_batches() > 0 {
             wait = wait.min(FLUSH_WAIT);
+        }
+        if self.cell.is_stopping() {
+            return Duration::ZERO;
         }
         if self.is_broken() {
             return wait;

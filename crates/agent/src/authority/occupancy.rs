@@ -10,7 +10,7 @@ use gpupool_core::{LeaseId, NodeId};
 
 /// The part of a lease that a node runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Occupant {
+struct LeaseOccupant {
     has_process: bool,
     has_cgroup: bool,
 }
@@ -18,7 +18,7 @@ struct Occupant {
 /// Occupants by lease, and leases with processes on devices by node.
 #[derive(Debug, Default)]
 pub(super) struct Occupancy {
-    occupants: HashMap<LeaseId, Occupant>,
+    occupants: HashMap<LeaseId, LeaseOccupant>,
     running: HashMap<NodeId, HashSet<LeaseId>>,
 }
 
@@ -33,9 +33,9 @@ impl Occupancy {
         occupant.has_cgroup |= has_cgroup;
     }
 
-    /// Takes a lease from before a restart for occupied, until its node says otherwise.
+    /// Assumes that a lease from before a restart is occupied, until its node reports otherwise.
     pub fn assume_occupied(&mut self, lease: LeaseId) {
-        self.occupants.insert(lease, Occupant { has_process: true, has_cgroup: true });
+        self.occupants.insert(lease, LeaseOccupant { has_process: true, has_cgroup: true });
     }
 
     /// Replaces the leases with processes on the devices of a node.
@@ -43,7 +43,7 @@ impl Occupancy {
         self.running.insert(node, running);
     }
 
-    /// The node ended what it ran under the lease. Processes that a reading showed on devices stay known.
+    /// Removes what the node attached to the lease. Processes that a reading showed on devices stay.
     pub fn drained(&mut self, lease: LeaseId) {
         self.occupants.remove(&lease);
     }
@@ -56,7 +56,18 @@ impl Occupancy {
         }
     }
 
-    /// Whether a node has to be told that the lease ended.
+    /// Returns the number of nodes with remembered processes.
+    #[cfg(test)]
+    pub fn nodes(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Forgets a node that is gone for good.
+    pub fn forget_node(&mut self, node: NodeId) {
+        self.running.remove(&node);
+    }
+
+    /// Whether a node has to learn that the lease ended.
     pub fn is_attached(&self, lease: LeaseId) -> bool {
         self.occupants.contains_key(&lease)
     }

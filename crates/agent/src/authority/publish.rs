@@ -51,7 +51,7 @@ impl OrderQueue {
 }
 
 impl AuthorityThread {
-    /// Rebuilds from the pool what is otherwise kept up to date by effects.
+    /// Rebuilds from the pool the indexes that effects otherwise update.
     pub(super) fn rebuild_indexes(&mut self) {
         self.held.clear();
         let holding: Vec<LeaseId> =
@@ -72,7 +72,7 @@ impl AuthorityThread {
             self.snapshot.set_lease(lease.row());
         }
         self.snapshot.next_token = self.pool.next_token();
-        self.publish_snapshot();
+        self.publish_snapshot(self.events.last());
     }
 
     /// Publishes a batch that was committed.
@@ -82,11 +82,12 @@ impl AuthorityThread {
         for effect in &outcome.effects {
             self.publish_effect(effect);
         }
-        self.events.add(self.unlogged[logged..].iter().cloned());
         for queue in self.links.values_mut() {
             queue.flush();
         }
-        self.publish_snapshot();
+        let new: Vec<_> = self.unlogged[logged..].to_vec();
+        let events = self.events.clone();
+        events.add(new, |last| self.publish_snapshot(last));
     }
 
     fn publish_effect(&mut self, effect: &PoolEffect) {
@@ -143,7 +144,7 @@ impl AuthorityThread {
     fn note_held(&mut self, lease: LeaseId) {
         let Some(row) = self.pool.lease(lease) else { return };
         let gpu_ids: Arc<[GpuId]> = row.promises.iter().filter_map(|promise| self.gpu_id_of(promise.device)).collect();
-        // A lease that was granted and freed within one batch holds nothing any more; its events tell what rows told.
+        // A lease that was granted and freed within one batch has no devices in the pool any more.
         if !gpu_ids.is_empty() || row.state != LeaseState::Queued {
             self.held.insert(lease, gpu_ids);
         }
@@ -230,7 +231,11 @@ impl AuthorityThread {
                 }
                 PoolRow::Forget(lease) => self.snapshot.remove_lease(*lease),
                 PoolRow::Node(row) => drop(nodes.insert(row.node)),
-                PoolRow::ForgetNode(node) => drop(nodes.insert(*node)),
+                PoolRow::ForgetNode(node) => {
+                    nodes.insert(*node);
+                    self.samples.remove(node);
+                    self.occupancy.forget_node(*node);
+                }
                 _ => {}
             }
         }
@@ -243,9 +248,9 @@ impl AuthorityThread {
         self.snapshot.next_token = self.pool.next_token();
     }
 
-    fn publish_snapshot(&mut self) {
+    fn publish_snapshot(&mut self, last_event: u64) {
         self.snapshot.at = self.at;
-        self.snapshot.event = self.events.last();
+        self.snapshot.event = last_event;
         self.snapshot.queued = self.waiters.queued();
         self.snapshot.oldest_request_at = self.waiters.oldest_request_at();
         self.cell.publish(&self.snapshot);

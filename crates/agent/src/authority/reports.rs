@@ -42,7 +42,7 @@ impl AuthorityThread {
                 }
             }
         }
-        let node = self.see_node(sample, outcome)?;
+        let node = self.report_node(sample, outcome)?;
         self.apply(PoolCommand::Links { node, links: sample.links.clone() }, outcome).ok();
         if self.real_processes {
             self.occupancy.set_running(node, leases_on_devices(sample));
@@ -60,7 +60,7 @@ impl AuthorityThread {
     }
 
     /// Reports the node to the pool, with its devices that are new or changed.
-    fn see_node(&mut self, sample: &NodeSample, outcome: &mut ApplyOutcome) -> Option<NodeId> {
+    fn report_node(&mut self, sample: &NodeSample, outcome: &mut ApplyOutcome) -> Option<NodeId> {
         let known = self.pool.node_by_name(&sample.node.name);
         let (mut devices, mut numbers, mut new) = (Vec::<DeviceFacts>::new(), Vec::<GpuId>::new(), Vec::new());
         for device in &sample.devices {

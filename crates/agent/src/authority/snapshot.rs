@@ -1,9 +1,9 @@
 //! The state that the authority publishes after each batch, for readers that must not wait for it.
 //!
 //! A snapshot is immutable and shares with the one before everything that did not change, so that publishing costs as much
-//! as the changes. It says as of which event it is, and its readers can tell its age.
+//! as the changes. It names the last event that it includes, and its readers know its age.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use gpupool_core::{
@@ -16,6 +16,7 @@ use crate::clock;
 use crate::limits::AUTHORITY_SILENCE;
 
 use super::StoreState;
+use super::samples::LatestSamples;
 
 /// The published state: devices with what is promised of them, granted and draining leases, and the queue in short.
 #[derive(Debug, Clone)]
@@ -39,7 +40,7 @@ pub struct Snapshot {
     leases: RedBlackTreeMapSync<LeaseId, Arc<LeaseRow>>,
 }
 
-/// A device as the pool sees it.
+/// A device in the pool.
 #[derive(Debug)]
 pub struct DeviceState {
     /// The device.
@@ -48,7 +49,7 @@ pub struct DeviceState {
     pub leases_published_at: PoolTime,
 }
 
-/// A node as the pool sees it, without its devices.
+/// A node in the pool, without its devices.
 #[derive(Debug, Clone)]
 pub struct NodeSummary {
     /// Its properties.
@@ -116,7 +117,7 @@ impl Snapshot {
         self.leases.values().map(|row| &**row)
     }
 
-    /// Makes it empty, before it is built anew from a pool.
+    /// Empties the snapshot, before it is rebuilt from a pool.
     pub(super) fn clear(&mut self) {
         *self = Self { store: self.store.clone(), event: self.event, ..Self::new(self.at, self.tokens.clone()) };
     }
@@ -153,15 +154,19 @@ impl Snapshot {
     }
 }
 
-/// The place where the latest snapshot is found, and signs of life of the authority.
+/// The latest snapshot, the samples for the authority, and its signs of life.
 #[derive(Debug)]
 pub(super) struct SnapshotCell {
     /// A lock rather than a channel: it is held for the copy of a pointer.
     latest: RwLock<Arc<Snapshot>>,
-    /// The pool time at which the authority last said that the snapshot is current.
+    /// The pool time at which the authority last confirmed that the snapshot is current.
     confirmed_at: AtomicU64,
     /// The number of store calls in progress.
     store_calls: AtomicU64,
+    /// Whether the authority is to end.
+    is_stopping: AtomicBool,
+    /// The samples that the authority has not taken yet.
+    pub samples: LatestSamples,
 }
 
 impl SnapshotCell {
@@ -170,7 +175,18 @@ impl SnapshotCell {
             latest: RwLock::new(Arc::new(snapshot)),
             confirmed_at: AtomicU64::new(clock::now().0),
             store_calls: AtomicU64::new(0),
+            is_stopping: AtomicBool::new(false),
+            samples: LatestSamples::default(),
         }
+    }
+
+    /// Requests the end of the authority.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
     }
 
     pub fn latest(&self) -> Arc<Snapshot> {
@@ -186,7 +202,7 @@ impl SnapshotCell {
         drop(old);
     }
 
-    /// Notes that the latest snapshot is current.
+    /// Confirms that the latest snapshot is current.
     pub fn confirm(&self) {
         self.confirmed_at.store(clock::now().0, Ordering::Relaxed);
     }
@@ -195,7 +211,7 @@ impl SnapshotCell {
         clock::now().since(PoolTime(self.confirmed_at.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the authority calls the store, until the returned guard is dropped.
+    /// Marks a call of the store as in progress, until the returned guard is dropped.
     pub fn enter_store(self: &Arc<Self>) -> StoreCall {
         self.store_calls.fetch_add(1, Ordering::Relaxed);
         StoreCall(self.clone())
@@ -214,5 +230,23 @@ pub(super) struct StoreCall(Arc<SnapshotCell>);
 impl Drop for StoreCall {
     fn drop(&mut self) {
         self.0.store_calls.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_authority_is_alive_only_while_it_calls_the_store() {
+        let at = clock::both();
+        let cell = Arc::new(SnapshotCell::new(Snapshot::new(at, Arc::default())));
+        assert!(cell.is_alive());
+        cell.confirmed_at.store(at.pool.0.saturating_sub(AUTHORITY_SILENCE.0), Ordering::Relaxed);
+        assert!(!cell.is_alive());
+        let call = cell.enter_store();
+        assert!(cell.is_alive());
+        drop(call);
+        assert!(!cell.is_alive());
     }
 }

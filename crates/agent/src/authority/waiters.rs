@@ -1,8 +1,8 @@
 //! The callers that wait: for leases to leave the queue, and for leases to end. Also the number of requests in the queue.
 //!
 //! A call is stored once, under its number, and its number is stored beside each lease that it follows. A call is removed
-//! when it is answered or when its client hangs up. A call whose hang-up was not heard is removed when the waiting leases
-//! are next kept in the queue, and before open calls take more room than the others.
+//! when it gets its reply or when its client hangs up. A call whose hang-up was not received is removed when the patience of
+//! waiting leases is next extended, and before open calls take more room than the others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use super::{AuthorityThread, StoreState};
 /// Everything that waits for the pool.
 #[derive(Default)]
 pub(super) struct Waiters {
-    calls: OpenCalls,
+    calls: FollowCalls,
     /// The callers that wait for the end of a lease.
     ends: HashMap<LeaseId, Vec<oneshot::Sender<()>>>,
     /// The waiting requests with their owners and the times at which they were made.
     queued: BTreeMap<LeaseId, (Arc<str>, PoolTime)>,
     by_owner: HashMap<Arc<str>, usize>,
     /// Set when the agent stops: no call waits from then on.
-    answers_at_once: bool,
+    replies_at_once: bool,
 }
 
 impl Waiters {
@@ -68,12 +68,12 @@ impl Waiters {
         self.queued.values().next().map(|(_, created_at)| *created_at)
     }
 
-    /// Returns the time at which the next answer is due.
+    /// Returns the time at which the next reply is due.
     pub fn next_deadline(&self) -> Option<PoolTime> {
         self.calls.next_deadline()
     }
 
-    /// Answers the caller when the lease has ended; at once if it has.
+    /// Notifies the caller when the lease has ended; at once if it has.
     pub fn wait_for_end(&mut self, lease: LeaseId, waiter: oneshot::Sender<()>, pool: &Pool) {
         if has_ended(pool, lease) {
             let _hung_up = waiter.send(());
@@ -115,9 +115,9 @@ impl Waiters {
         std::mem::take(&mut self.calls.abandoned)
     }
 
-    /// Lets every call be answered now, and later ones at once.
+    /// Lets every call get its reply now, and later ones at once.
     pub fn stop_waiting(&mut self) {
-        self.answers_at_once = true;
+        self.replies_at_once = true;
     }
 
     fn enter(&mut self, lease: LeaseId, owner: Arc<str>, created_at: PoolTime) {
@@ -148,8 +148,8 @@ fn has_ended(pool: &Pool, lease: LeaseId) -> bool {
 }
 
 impl AuthorityThread {
-    /// Keeps the leases of a call in the queue.
-    pub(super) fn keep_in_queue(&mut self, call: &FollowCall, outcome: &mut ApplyOutcome) {
+    /// Extends the patience of the leases of a call, so that they stay in the queue.
+    pub(super) fn extend_patience(&mut self, call: &FollowCall, outcome: &mut ApplyOutcome) {
         if self.is_broken() {
             return;
         }
@@ -161,8 +161,8 @@ impl AuthorityThread {
         }
     }
 
-    /// Keeps the leases of all open calls in the queue, from time to time.
-    pub(super) fn keep_followed_in_queue(&mut self, outcome: &mut ApplyOutcome) {
+    /// Extends the patience of the leases of all open calls, from time to time.
+    pub(super) fn extend_followed_patience(&mut self, outcome: &mut ApplyOutcome) {
         if self.follow_due().is_none_or(|due| self.at.pool < due) {
             return;
         }
@@ -172,21 +172,21 @@ impl AuthorityThread {
         }
     }
 
-    /// Returns when the leases of open calls are to be kept in the queue again.
+    /// Returns the time at which the patience of the leases of open calls is next extended.
     pub(super) fn follow_due(&self) -> Option<PoolTime> {
         (!self.waiters.calls.is_empty()).then(|| self.followed_at.after(FOLLOW_EVERY))
     }
 
-    /// Answers the calls that were woken or are due, and of the new calls those that there is something to tell.
-    pub(super) fn answer_followers(&mut self, new: Vec<FollowCall>) {
-        let is_stopping = self.waiters.answers_at_once;
+    /// Replies to the calls that were woken or are due, and to the new calls with changes.
+    pub(super) fn reply_to_followers(&mut self, new: Vec<FollowCall>) {
+        let is_stopping = self.waiters.replies_at_once;
         let due = self.waiters.calls.take_due(if is_stopping { PoolTime(u64::MAX) } else { self.at.pool });
         for call in due.into_iter().chain(new) {
-            self.answer_or_wait(call);
+            self.reply_or_wait(call);
         }
     }
 
-    pub(super) fn answer_or_wait(&mut self, call: FollowCall) {
+    pub(super) fn reply_or_wait(&mut self, call: FollowCall) {
         if call.reply.is_closed() {
             return self.waiters.calls.abandon(&call);
         }
@@ -195,16 +195,16 @@ impl AuthorityThread {
             let _hung_up = call.reply.send(Err(refusal));
             return;
         }
-        let is_due = call.until <= self.at.pool || self.waiters.answers_at_once;
-        let answer = if call.is_single { self.answer_single(&call, is_due) } else { self.answer_list(&call, is_due) };
-        match answer {
-            Some(answer) => drop(call.reply.send(answer)),
+        let is_due = call.until <= self.at.pool || self.waiters.replies_at_once;
+        let result = if call.is_single { self.single_reply(&call, is_due) } else { self.list_reply(&call, is_due) };
+        match result {
+            Some(result) => drop(call.reply.send(result)),
             None => self.waiters.calls.add(call),
         }
     }
 
     /// Returns the one lease that a call follows, unless it still waits and the call is not due.
-    fn answer_single(&mut self, call: &FollowCall, is_due: bool) -> Option<Result<Reply, Refusal>> {
+    fn single_reply(&mut self, call: &FollowCall, is_due: bool) -> Option<Result<Reply, Refusal>> {
         let lease = *call.leases.first()?;
         let waits = self
             .pool
@@ -214,7 +214,7 @@ impl AuthorityThread {
     }
 
     /// Returns the leases of a call that do not wait any more, if there are any or the call is due.
-    fn answer_list(&self, call: &FollowCall, is_due: bool) -> Option<Result<Reply, Refusal>> {
+    fn list_reply(&self, call: &FollowCall, is_due: bool) -> Option<Result<Reply, Refusal>> {
         let mut followed = FollowResponse::default();
         for &lease in call.leases.iter() {
             let known = self.pool.lease(lease);
@@ -224,26 +224,26 @@ impl AuthorityThread {
                 Some(known) => followed.changed.push(self.lease_body(known, None, &call.caller)),
             }
         }
-        let has_news = !followed.changed.is_empty() || !followed.unknown.is_empty();
-        (is_due || has_news).then_some(Ok(Reply::Followed(followed)))
+        let has_changes = !followed.changed.is_empty() || !followed.unknown.is_empty();
+        (is_due || has_changes).then_some(Ok(Reply::Followed(followed)))
     }
 }
 
 /// The calls that wait for leases to leave the queue.
 #[derive(Default)]
-struct OpenCalls {
+struct FollowCalls {
     by_id: BTreeMap<CallId, FollowCall>,
     by_lease: BTreeSet<(LeaseId, CallId)>,
     by_deadline: BTreeSet<(PoolTime, CallId)>,
-    /// Calls one of whose leases left the queue, to be answered after the batch.
+    /// Calls with a lease that left the queue; they get their replies after the batch.
     woken: BTreeSet<CallId>,
     /// Leases that only their calls led to, and whose clients hung up.
     abandoned: Vec<LeaseId>,
-    /// The number of followed leases from which on it is worth looking for clients that hung up.
+    /// The number of followed leases from which a search for clients that hung up pays off.
     sweep_at: usize,
 }
 
-impl OpenCalls {
+impl FollowCalls {
     /// Adds a call, or refuses it if too much is followed already.
     fn add(&mut self, call: FollowCall) {
         if self.by_lease.len() >= self.sweep_at.min(FOLLOWED - FOLLOWED_BY_CALL) {
@@ -259,7 +259,7 @@ impl OpenCalls {
         self.by_id.insert(call.id, call);
     }
 
-    /// Marks the calls that follow a lease to be answered.
+    /// Marks the calls that follow a lease as due.
     fn wake(&mut self, lease: LeaseId) {
         let calls = self.by_lease.range((lease, CallId(0))..=(lease, CallId(u64::MAX)));
         self.woken.extend(calls.map(|(_, call)| *call));
@@ -327,23 +327,23 @@ mod tests {
     use super::*;
     use crate::identity::Caller;
 
-    type Answer = oneshot::Receiver<Result<Reply, Refusal>>;
+    type ReplyReceiver = oneshot::Receiver<Result<Reply, Refusal>>;
 
-    fn call(id: u64, leases: impl IntoIterator<Item = u64>) -> (FollowCall, Answer) {
-        let (reply, answer) = oneshot::channel();
+    fn call(id: u64, leases: impl IntoIterator<Item = u64>) -> (FollowCall, ReplyReceiver) {
+        let (reply, receiver) = oneshot::channel();
         let leases = leases.into_iter().map(LeaseId).collect();
         let (id, until) = (CallId(id), PoolTime(u64::MAX - 1));
-        (FollowCall { id, caller: Caller::reader(), leases, until, is_single: false, releases: false, reply }, answer)
+        (FollowCall { id, caller: Caller::reader(), leases, until, is_single: false, releases: false, reply }, receiver)
     }
 
-    fn due(calls: &mut OpenCalls, now: u64) -> Vec<Vec<u64>> {
+    fn due(calls: &mut FollowCalls, now: u64) -> Vec<Vec<u64>> {
         let due = calls.take_due(PoolTime(now));
         due.iter().map(|call| call.leases.iter().map(|lease| lease.0).collect()).collect()
     }
 
     #[test]
     fn a_lease_wakes_each_of_its_followers_once_and_no_other() {
-        let mut calls = OpenCalls::default();
+        let mut calls = FollowCalls::default();
         let (both, _both) = call(1, [1, 2]);
         let (second, _second) = call(2, [2]);
         let (third, _third) = call(3, [3]);
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_call_is_due_at_its_deadline() {
-        let mut calls = OpenCalls::default();
+        let mut calls = FollowCalls::default();
         let (mut early, _early) = call(1, [1]);
         let (mut late, _late) = call(2, [2]);
         (early.until, late.until) = (PoolTime(10), PoolTime(20));
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_client_that_hung_up_follows_nothing() {
-        let mut calls = OpenCalls::default();
+        let mut calls = FollowCalls::default();
         let (stays, _stays) = call(1, [1, 2]);
         let (goes, gone) = call(2, [2, 3]);
         calls.add(stays);
@@ -388,9 +388,9 @@ mod tests {
     }
 
     #[test]
-    fn following_again_and_again_leaves_no_more_behind_than_is_followed() {
+    fn following_again_and_again_does_not_accumulate_calls() {
         const LEASES: u64 = 1_000;
-        let mut calls = OpenCalls::default();
+        let mut calls = FollowCalls::default();
         let (stays, _stays) = call(0, 0..LEASES);
         calls.add(stays);
         // Leases come and go meanwhile, so each call follows others.
@@ -409,10 +409,10 @@ mod tests {
 
     #[test]
     fn too_many_followed_leases_are_refused_and_closed_calls_do_not_count() {
-        let mut calls = OpenCalls::default();
+        let mut calls = FollowCalls::default();
         let most = FOLLOWED / FOLLOWED_BY_CALL;
         let all = |id| call(id, 0..FOLLOWED_BY_CALL as u64);
-        let mut waiting: Vec<Answer> = Vec::new();
+        let mut waiting: Vec<ReplyReceiver> = Vec::new();
         for id in 0..most as u64 {
             let (call, answer) = all(id);
             calls.add(call);

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::authority::{DeviceState, NodeSummary, Snapshot};
 use crate::clock;
 use crate::events::EventId;
-use crate::node::statistics::{Current, ListedDevice};
+use crate::node::statistics::{CurrentStatistics, ListedDevice};
 
 use super::problem::Problem;
 use super::read::Query;
@@ -113,7 +113,7 @@ fn age_secs(app: &App) -> f64 {
     app.authority.snapshot_age().0 as f64 / 1000.0
 }
 
-fn body(app: &App, snapshot: &Snapshot, current: &Current, state: &DeviceState) -> DeviceBody {
+fn body(app: &App, snapshot: &Snapshot, current: &CurrentStatistics, state: &DeviceState) -> DeviceBody {
     let node = snapshot.node_name(state.view.node);
     let iso = |time| clock::iso_of(time, snapshot.at);
     let mut body = view::device_body(&state.view, node, |lease| snapshot.lease(lease), iso);

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::authority::StoreState;
 use crate::limits::SNAPSHOT_OLD;
-use crate::node::statistics::{Prepared, Status};
+use crate::node::statistics::{HealthStatus, PreparedResponse};
 
 use super::Shared;
 
@@ -61,7 +61,7 @@ pub(super) async fn history(State(app): State<Shared>) -> Response {
     handed(app.node.statistics().history())
 }
 
-fn handed(prepared: Prepared) -> Response {
+fn handed(prepared: PreparedResponse) -> Response {
     let mut response = Response::new(Body::from(prepared.body));
     *response.status_mut() = StatusCode::from_u16(prepared.status).unwrap_or(StatusCode::OK);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -97,11 +97,11 @@ pub(super) async fn health(State(app): State<Shared>) -> (StatusCode, axum::Json
         }
     };
     let status = match (read.status, store) {
-        (Status::Unhealthy, _) | (_, "broken") => Status::Unhealthy,
-        (Status::Degraded, _) | (_, "full" | "unknown") => Status::Degraded,
-        (Status::Healthy, _) => Status::Healthy,
+        (HealthStatus::Unhealthy, _) | (_, "broken") => HealthStatus::Unhealthy,
+        (HealthStatus::Degraded, _) | (_, "full" | "unknown") => HealthStatus::Degraded,
+        (HealthStatus::Healthy, _) => HealthStatus::Healthy,
     };
-    let code = if status == Status::Unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let code = if status == HealthStatus::Unhealthy { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     let body = HealthBody {
         status: status.name().into(),
         nvidia_smi_available: read.nvidia_smi_available,

@@ -69,7 +69,7 @@ pub(super) async fn list(
     Looks(caller): Looks,
 ) -> Result<axum::Json<AccessTokenList>, Problem> {
     only_admins(&caller)?;
-    let tokens = app.authority.with_store(|store| store.tokens()).await?.map_err(unreadable)?;
+    let tokens = app.authority.read_store(|store| store.tokens()).await?.map_err(unreadable)?;
     let line = |line: gpupool_store::TokenMetadata| AccessToken {
         id: line.token.id.0,
         owner: line.token.owner,

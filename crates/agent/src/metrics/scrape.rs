@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use rustix::process::{Resource, getrlimit};
 
 use crate::authority::Snapshot;
-use crate::node::statistics::Current;
+use crate::node::statistics::CurrentStatistics;
 
 use super::Metrics;
 use super::stand::{self, Stand};
@@ -26,7 +26,7 @@ pub struct Scrape {
     /// What was counted.
     pub metrics: Arc<Metrics>,
     /// What devices read.
-    pub current: Arc<Current>,
+    pub current: Arc<CurrentStatistics>,
     /// The state of the pool; `None` in tests that have none.
     pub snapshot: Option<Arc<Snapshot>>,
     /// The name of this node.

@@ -12,7 +12,7 @@ use gpupool_devices::{DetectedDevice, Reported};
 
 use crate::authority::{DeviceState, Snapshot};
 use crate::limits::OWNERS_TOLD;
-use crate::node::statistics::{ListedDevice, Round};
+use crate::node::statistics::{ListedDevice, SamplingRound};
 
 use super::scrape::Page;
 
@@ -151,7 +151,7 @@ impl<'a> Device<'a> {
 }
 
 /// Every device that is listed or takes work, by number.
-fn devices<'a>(round: &'a Round, stand: Option<&'a Stand>, node: &'a str) -> Vec<Device<'a>> {
+fn devices<'a>(round: &'a SamplingRound, stand: Option<&'a Stand>, node: &'a str) -> Vec<Device<'a>> {
     let mut devices: BTreeMap<GpuId, Device<'a>> = BTreeMap::new();
     for seen in round.listed() {
         let device = Device {
@@ -183,7 +183,7 @@ fn devices<'a>(round: &'a Round, stand: Option<&'a Stand>, node: &'a str) -> Vec
 /// Writes what is known of devices at `now`.
 pub(super) fn encode_devices(
     page: &mut Page<'_>,
-    round: &Round,
+    round: &SamplingRound,
     stand: Option<&Stand>,
     node: &str,
     now: PoolTime,
@@ -277,7 +277,7 @@ mod tests {
     use super::super::{Form, Metrics, Scrape};
     use super::*;
     use crate::messages::test_facts;
-    use crate::node::statistics::{Filter, Statistics};
+    use crate::node::statistics::{DeviceFilter, Statistics};
 
     #[test]
     fn many_owners_are_told_in_few_lines_and_nothing_is_lost() {
@@ -310,11 +310,18 @@ mod tests {
     fn told(devices: impl FnOnce(PoolTime) -> Vec<ListedDevice>) -> String {
         // Ahead of this machine's clock, so that a slow test does not make readings old.
         let now = crate::clock::now().after(Millis::from_secs(3600));
-        let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 1);
+        let statistics = Statistics::new(DeviceFilter::default(), Duration::from_secs(1), 1);
         let clock = gpupool_store::ClockReading { pool: now, wall: std::time::SystemTime::now() };
         let refresh = Millis::from_secs(1);
         let devices = devices(now);
-        statistics.publish(Round { clock, devices, sources: vec![], answered_at: Some(now), refresh, stopped: false });
+        statistics.publish(SamplingRound {
+            clock,
+            devices,
+            sources: vec![],
+            answered_at: Some(now),
+            refresh,
+            stopped: false,
+        });
         let (metrics, current) = (Arc::new(Metrics::new()), statistics.current());
         Scrape { metrics, current, snapshot: None, node: "here".into(), now }.encode(Form::OpenMetrics)
     }

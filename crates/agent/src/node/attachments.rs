@@ -11,11 +11,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpupool_api::lease::{AttachBody, AttachResponse, AttachUntil, RevocationAction};
+use gpupool_api::lease::{AttachBody, AttachResponse, AttachUntil, LeaseBody, RevocationAction};
 use gpupool_confine::process::{ProcessHandle, ProcessId};
 use gpupool_core::{LeaseHolder, LeaseId, Token};
 use tokio::io::unix::AsyncFd;
-use tokio::task::JoinHandle;
 use tracing::Instrument;
 
 use crate::authority::{Authority, Refusal};
@@ -25,9 +24,10 @@ use crate::messages::{FencedLease, LeaseAttachment, NodeReport};
 use crate::net::PeerProcess;
 
 use super::job_cgroups::{JobCgroups, PreparedJob};
-use super::teardown::{remove_cgroup, tear_down};
+use super::tasks::OwnedTask;
+use super::teardown::tear_down;
 
-/// The time between two looks whether anything still runs in a control group.
+/// The time between two checks of whether a control group is populated.
 const CHECK_CGROUP: Duration = Duration::from_millis(500);
 /// The time after which a report that found the authority busy is sent again.
 const REPORT_RETRY: Duration = Duration::from_millis(50);
@@ -45,7 +45,7 @@ pub struct Attachment {
     pub jobs: Vec<ProcessId>,
     /// The control group of the jobs.
     pub cgroup: Option<String>,
-    /// The user of the holder, as the kernel tells.
+    /// The user of the holder, from the kernel.
     pub uid: Option<u32>,
 }
 
@@ -100,31 +100,23 @@ impl ProcessExit {
     }
 }
 
-/// A task that ends when it is dropped.
-struct Watch(JoinHandle<()>);
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// The attachments of the leases of this node. Clones share them.
 #[derive(Clone)]
 pub struct Attachments {
+    node: Arc<str>,
     authority: Authority,
     cgroups: Arc<JobCgroups>,
     table: Arc<AttachmentTable>,
 }
 
-/// The attachments by lease. A lock rather than messages: it is held for one look into a map.
+/// The attachments by lease. A lock rather than messages: it is held for one access to a map.
 #[derive(Default)]
-pub struct AttachmentTable(Mutex<HashMap<LeaseId, Entry>>);
+pub struct AttachmentTable(Mutex<HashMap<LeaseId, AttachmentEntry>>);
 
 #[derive(Default)]
-struct Entry {
+struct AttachmentEntry {
     attachment: Attachment,
-    watch: Option<Watch>,
+    watch: Option<OwnedTask>,
     /// Held while the lease is being attached or torn down.
     change: Arc<tokio::sync::Mutex<()>>,
 }
@@ -144,7 +136,7 @@ impl AttachmentTable {
     /// still attach the lease, so the entry stays for it.
     fn forget_unused(&self, lease: LeaseId) {
         let mut table = self.lock();
-        let is_unused = |entry: &Entry| {
+        let is_unused = |entry: &AttachmentEntry| {
             // One reference is the table's, one the caller's.
             let is_awaited = Arc::strong_count(&entry.change) > 2;
             !is_awaited && entry.watch.is_none() && entry.attachment == Attachment::default()
@@ -154,15 +146,32 @@ impl AttachmentTable {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<LeaseId, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<LeaseId, AttachmentEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Attachments {
     /// Returns the empty attachments of a node.
-    pub fn new(authority: Authority, cgroups: Arc<JobCgroups>, table: Arc<AttachmentTable>) -> Self {
-        Self { authority, cgroups, table }
+    pub fn new(node: Arc<str>, authority: Authority, cgroups: Arc<JobCgroups>, table: Arc<AttachmentTable>) -> Self {
+        Self { node, authority, cgroups, table }
+    }
+
+    /// Returns the name of the node.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Returns the control groups of jobs.
+    pub fn cgroups(&self) -> &Arc<JobCgroups> {
+        &self.cgroups
+    }
+
+    /// Returns the numbers of the devices that a lease holds, for the log.
+    pub fn devices_of(&self, lease: LeaseId) -> String {
+        let snapshot = self.authority.snapshot();
+        let held = snapshot.devices_of(&self.node).filter(|state| state.view.leases.contains(&lease));
+        held.map(|state| state.view.gpu_id.to_string()).collect::<Vec<_>>().join(",")
     }
 
     /// Attaches a lease to the calling process, and puts its job into a control group.
@@ -202,12 +211,10 @@ impl Attachments {
             }
             _ => PreparedJob::default(),
         };
-        let by_process = match body.on_revocation {
+        let mut holder = match body.on_revocation {
             RevocationAction::EndCaller => LeaseHolder::Process { pid, started },
             RevocationAction::EndJobs => LeaseHolder::Supervisor { pid, started },
         };
-        let by_cgroup = prepared.cgroup.as_deref().filter(|_| body.until == AttachUntil::Job);
-        let holder = by_cgroup.map_or(by_process, |path| LeaseHolder::Cgroup(path.into()));
         let attachment = LeaseAttachment {
             lease,
             token,
@@ -216,15 +223,27 @@ impl Attachments {
             has_cgroup: prepared.cgroup.is_some(),
         };
         let uid = caller.uid;
-        let attached = match self.authority.attach(caller, attachment).await {
+        let mut attached = match self.authority.attach(caller.clone(), attachment.clone()).await {
             Ok(attached) => attached,
             Err(refusal) => {
                 self.cgroups.discard(lease, &prepared);
                 return Err(refusal.into());
             }
         };
-        // The lease is attached. From here on the watch sees to it, whatever fails.
+        // The lease is attached. From here on it needs its watch, also if a later step fails.
         let added = self.cgroups.add(lease, &prepared);
+        let mut refused = None;
+        if body.until == AttachUntil::Job
+            && added.is_ok()
+            && let Some(path) = prepared.cgroup.as_deref()
+        {
+            // Only now: a lease that is tied to an empty group would end at once.
+            let by_cgroup = LeaseHolder::Cgroup(path.into());
+            match self.attach_with_retry(caller, LeaseAttachment { holder: by_cgroup.clone(), ..attachment }).await {
+                Ok(tied) => (attached, holder) = (tied, by_cgroup),
+                Err(refusal) => refused = Some(refusal),
+            }
+        }
         if let Some(entry) = self.table.lock().get_mut(&lease) {
             let known = &mut entry.attachment;
             (known.process, known.on_revocation, known.uid) = (Some(holding), body.on_revocation, uid);
@@ -235,6 +254,13 @@ impl Attachments {
             LeaseHolder::Cgroup(_) => self.watch_cgroup(lease, holder),
             _ => self.watch(lease, holder, async move { exit.wait().await }),
         }
+        match refused {
+            Some(Refusal::NotDurable(why) | Refusal::DiskFull(why)) => {
+                return Err(AttachError::NoCgroup(why.to_string()));
+            }
+            Some(refusal) => return Err(refusal.into()),
+            None => {}
+        }
         let caveat = prepared.caveat.or_else(|| added.as_ref().err().map(ToString::to_string));
         if body.until == AttachUntil::Job && (prepared.cgroup.is_none() || added.is_err()) {
             let why = caveat.unwrap_or_else(|| "no control group can be made here".into());
@@ -244,8 +270,18 @@ impl Attachments {
         Ok(AttachResponse { lease: attached, cgroup, memory_limited: prepared.memory_limited && added.is_ok(), caveat })
     }
 
+    /// Attaches a lease to another holder, again and again while the authority is busy.
+    async fn attach_with_retry(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
+        loop {
+            match self.authority.attach(caller.clone(), attachment.clone()).await {
+                Err(Refusal::Busy) => tokio::time::sleep(REPORT_RETRY).await,
+                attached => return attached,
+            }
+        }
+    }
+
     /// Whether the authority will let the caller attach this lease, by its latest snapshot. A stranger must not make a
-    /// control group for a lease; the authority then says what is wrong.
+    /// control group for a lease; the authority then refuses with the reason.
     fn may_attach(&self, caller: &Caller, lease: LeaseId, token: Token) -> bool {
         let snapshot = self.authority.snapshot();
         snapshot.lease(lease).is_some_and(|known| {
@@ -253,8 +289,9 @@ impl Attachments {
         })
     }
 
-    /// Takes over the leases of an earlier run of the agent: watches their holders, and ends what runs under other leases.
-    pub async fn fence(&self, leases: Vec<FencedLease>) {
+    /// Takes over the leases of an earlier run of the agent, and watches their holders. Returns the other leases that have
+    /// control groups: they are over, and what runs in their groups is to be ended.
+    pub fn fence(&self, leases: Vec<FencedLease>) -> Vec<LeaseId> {
         let mut with_cgroup = self.cgroups.leases();
         for FencedLease { lease, holder } in leases {
             let cgroup = self.cgroups.path(lease);
@@ -269,7 +306,7 @@ impl Attachments {
                 _ => RevocationAction::EndCaller,
             };
             let attachment = Attachment { process, on_revocation, cgroup, ..Attachment::default() };
-            self.table.lock().insert(lease, Entry { attachment, ..Entry::default() });
+            self.table.lock().insert(lease, AttachmentEntry { attachment, ..AttachmentEntry::default() });
             match (process, holder) {
                 (Some(process), Some(holder)) => self.watch(lease, holder, exit_of(lease, process)),
                 (None, Some(holder @ LeaseHolder::Cgroup(_))) => self.watch_cgroup(lease, holder),
@@ -277,10 +314,10 @@ impl Attachments {
             }
             with_cgroup.retain(|with| *with != lease);
         }
-        for lease in with_cgroup {
+        for lease in &with_cgroup {
             tracing::info!(lease = lease.0, "ending what runs under a lease that is over");
-            remove_cgroup(lease, &self.cgroups).await;
         }
+        with_cgroup
     }
 
     /// Ends everything that runs under a lease, and reports that if the authority waits for it.
@@ -310,15 +347,15 @@ impl Attachments {
             ended.await;
             node.report(NodeReport::HolderGone { lease, holder }).await;
         };
-        let task = tokio::spawn(watch.instrument(tracing::info_span!("holder", lease = lease.0)));
+        let (name, devices) = (self.node(), self.devices_of(lease));
+        let span = tracing::info_span!("holder", lease = lease.0, node = name, devices);
+        let task = OwnedTask::spawn(watch.instrument(span));
         if let Some(entry) = self.table.lock().get_mut(&lease) {
-            entry.watch = Some(Watch(task));
-        } else {
-            task.abort();
+            entry.watch = Some(task);
         }
     }
 
-    /// Reports a fact, again and again while the authority is busy: it has no other way to learn of it.
+    /// Reports a fact, again and again while the authority is busy: it cannot learn of the fact otherwise.
     async fn report(&self, report: NodeReport) {
         while self.authority.report(report.clone()) == Err(Refusal::Busy) {
             tokio::time::sleep(REPORT_RETRY).await;
@@ -345,7 +382,68 @@ async fn exit_of(lease: LeaseId, process: ProcessId) {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
+    use gpupool_confine::cgroup::CgroupManager;
+    use gpupool_core::{DeviceReading, LeaseState};
+    use gpupool_store::MemoryDisk;
+
     use super::*;
+    use crate::authority::Reply;
+    use crate::authority::tests::{request_command, sampled, start_in_memory, user};
+    use crate::clock;
+
+    /// Attachments of a node on whose control groups every action fails, and the authority that it reports to.
+    fn on_unusable_cgroups() -> (Attachments, tempfile::TempDir) {
+        let root = tempfile::tempdir().unwrap();
+        let freezer = root.path().join("freezer");
+        std::fs::create_dir(&freezer).unwrap();
+        std::fs::write(freezer.join("cgroup.procs"), "").unwrap();
+        let mount = format!("33 30 0:32 / {} rw - cgroup cgroup rw,freezer\n", freezer.display());
+        std::fs::write(root.path().join("mountinfo"), mount).unwrap();
+        std::fs::write(root.path().join("cgroup"), "2:freezer:/\n").unwrap();
+        let cgroups = JobCgroups::new(CgroupManager::detect_in(root.path(), true), root.path());
+        let (authority, _thread) = start_in_memory(&MemoryDisk::default());
+        (Attachments::new("node".into(), authority, Arc::new(cgroups), Arc::default()), root)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_lease_whose_job_cannot_be_put_into_its_group_stays_tied_to_the_caller() {
+        let (attachments, _root) = on_unusable_cgroups();
+        let authority = &attachments.authority;
+        authority.report(sampled(Some(DeviceReading::idle(clock::now())))).unwrap();
+        let Ok(Reply::Lease(lease)) = authority.ask(user("alice"), request_command("alice", None)).await else {
+            panic!("it was refused")
+        };
+        // It ends with what it reads from, however this test ends.
+        let mut job = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let (pid, token) = (std::process::id(), lease.token.unwrap());
+        let handle = ProcessHandle::open(ProcessId::of_pid(pid).unwrap().unwrap()).unwrap().unwrap();
+        let pidfd = handle.as_fd().try_clone_to_owned().unwrap();
+        let process = PeerProcess { pid, start_ticks: handle.id().started, pidfd };
+        let body = AttachBody { token, job_pid: Some(job.id()), until: AttachUntil::Job, ..AttachBody::default() };
+        let attached = attachments.attach(user("alice"), process, LeaseId(lease.id), body).await;
+        assert!(matches!(attached, Err(AttachError::NoCgroup(_))), "{attached:?}");
+        // Longer than the first check of an empty group takes.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let id = LeaseId(lease.id);
+        let known = authority.query(move |authority| authority.pool().lease(id).unwrap().row().clone()).await.unwrap();
+        assert_eq!(known.state, LeaseState::Active);
+        assert!(matches!(known.holder, Some(LeaseHolder::Process { pid: holder, .. }) if holder == pid));
+        job.kill().unwrap();
+        job.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_fence_does_not_wait_for_the_end_of_what_it_ends() {
+        let (attachments, root) = on_unusable_cgroups();
+        let group = format!("{}7", attachments.cgroups.prefix());
+        std::fs::create_dir_all(root.path().join("freezer/gpupool").join(group)).unwrap();
+        assert_eq!(attachments.fence(Vec::new()), [LeaseId(7)]);
+        // The group of a lease that is not over is left alone.
+        let fenced = FencedLease { lease: LeaseId(7), holder: None };
+        assert_eq!(attachments.fence(vec![fenced]), []);
+    }
 
     #[test]
     fn a_refused_attachment_leaves_the_entry_to_the_next_caller_that_waits_for_it() {

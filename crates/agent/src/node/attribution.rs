@@ -15,7 +15,7 @@ use gpupool_devices::{DeviceProcess, HostProcessLookup};
 use crate::authority::Snapshot;
 
 use super::attachments::AttachmentTable;
-use super::evidence::{Environment, Evidence, ProcessKey};
+use super::evidence::{Evidence, LeaseEnvironment, ProcessKey};
 use super::job_cgroups::path_in_proc;
 use super::simulation;
 
@@ -49,7 +49,7 @@ pub struct Holding {
 
 /// The evidence that ties a process to a lease, from weak to strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum By {
+enum EvidenceKind {
     Environment,
     Descent,
     DescentAndEnvironment,
@@ -88,11 +88,11 @@ impl Holdings {
 
     /// Attributes a process on a device.
     pub fn attribute(&self, evidence: &Evidence, device: GpuId) -> ProcessAttribution {
-        let fits = self.leases.iter().filter_map(|holding| Some((holding.by(evidence)?, holding)));
+        let fits = self.leases.iter().filter_map(|holding| Some((holding.matching_evidence(evidence)?, holding)));
         let best = fits.max_by_key(|(by, holding)| (holding.holds(device), *by, holding.token));
         match best {
             Some((_, holding)) => ProcessAttribution::Lease(holding.lease),
-            None if self.may_be_anyones(evidence, device) => ProcessAttribution::Unknown,
+            None if self.could_belong_to_lease(evidence, device) => ProcessAttribution::Unknown,
             None => ProcessAttribution::Foreign,
         }
     }
@@ -102,10 +102,10 @@ impl Holdings {
         self.leases.iter().any(|holding| holding.lease == lease && holding.holds(device))
     }
 
-    /// Whether the process cannot be told from those of a lease here, because its environment is hidden from us.
-    fn may_be_anyones(&self, evidence: &Evidence, device: GpuId) -> bool {
+    /// Whether the process may belong to a lease on the device, because its environment cannot be read.
+    fn could_belong_to_lease(&self, evidence: &Evidence, device: GpuId) -> bool {
         let may_be_of = |holding: &Holding| holding.holds(device) && holding.is_user(evidence.uid);
-        evidence.environment == Environment::Hidden && self.leases.iter().any(may_be_of)
+        evidence.environment == LeaseEnvironment::Hidden && self.leases.iter().any(may_be_of)
     }
 }
 
@@ -114,17 +114,18 @@ impl Holding {
         self.devices.contains(&device)
     }
 
-    fn by(&self, evidence: &Evidence) -> Option<By> {
+    fn matching_evidence(&self, evidence: &Evidence) -> Option<EvidenceKind> {
         let in_cgroup = |cgroup: &String| evidence.cgroups.iter().any(|path| is_within(path, cgroup));
         if self.cgroup.as_ref().is_some_and(in_cgroup) {
-            return Some(By::ControlGroup);
+            return Some(EvidenceKind::ControlGroup);
         }
-        let descends = self.holder_pid.is_some_and(|holder| evidence.line.contains(&holder));
-        let named = evidence.environment == Environment::Names(self.lease, self.token) && self.is_user(evidence.uid);
+        let descends = self.holder_pid.is_some_and(|holder| evidence.ancestry.contains(&holder));
+        let named =
+            evidence.environment == LeaseEnvironment::Names(self.lease, self.token) && self.is_user(evidence.uid);
         match (descends, named) {
-            (true, true) => Some(By::DescentAndEnvironment),
-            (true, false) => Some(By::Descent),
-            (false, true) => Some(By::Environment),
+            (true, true) => Some(EvidenceKind::DescentAndEnvironment),
+            (true, false) => Some(EvidenceKind::Descent),
+            (false, true) => Some(EvidenceKind::Environment),
             (false, false) => None,
         }
     }
@@ -135,7 +136,7 @@ impl Holding {
 }
 
 /// Attributes the processes of one round of readings.
-pub struct ProcessAttributor {
+pub struct LeaseAttributor {
     /// The holdings of the leases.
     pub holdings: Holdings,
     /// The evidence about processes, by source.
@@ -144,7 +145,7 @@ pub struct ProcessAttributor {
     pub simulated: bool,
 }
 
-impl ProcessAttributor {
+impl LeaseAttributor {
     /// Attributes a process on a device.
     pub fn attribute(&self, process: &DeviceProcess, device: GpuId) -> ProcessAttribution {
         if self.simulated {
@@ -181,7 +182,7 @@ impl ProcessAttributor {
     }
 }
 
-/// Whether a control group is that one or below it. The root is no lease's: everybody is below it.
+/// Whether a path is that of a control group or below it. The root belongs to no lease: every process is below it.
 fn is_within(path: &str, cgroup: &str) -> bool {
     let cgroup = cgroup.trim_end_matches('/');
     !cgroup.is_empty() && path.strip_prefix(cgroup).is_some_and(|below| below.is_empty() || below.starts_with('/'))
@@ -198,11 +199,11 @@ mod tests {
     }
 
     fn names(lease: u64, uid: u32) -> Evidence {
-        let environment = Environment::Names(LeaseId(lease), Token(lease * 10));
-        Evidence { environment, uid, line: vec![(50, 5), (40, 4), (1, 1)], cgroups: vec!["/job/7/step".into()] }
+        let environment = LeaseEnvironment::Names(LeaseId(lease), Token(lease * 10));
+        Evidence { environment, uid, ancestry: vec![(50, 5), (40, 4), (1, 1)], cgroups: vec!["/job/7/step".into()] }
     }
 
-    fn whose(leases: &[Holding], evidence: &Evidence) -> ProcessAttribution {
+    fn attributed(leases: &[Holding], evidence: &Evidence) -> ProcessAttribution {
         Holdings { leases: leases.to_vec(), ..Holdings::default() }.attribute(evidence, HERE)
     }
 
@@ -214,33 +215,33 @@ mod tests {
     fn each_kind_of_evidence_is_enough_by_itself() {
         let by_cgroup = Holding { cgroup: Some("/job/7".into()), ..holding(1) };
         let by_descent = Holding { holder_pid: Some((40, 4)), ..holding(1) };
-        let nameless = Evidence { environment: Environment::Silent, ..names(1, 1000) };
-        assert_eq!(whose(&[by_cgroup], &nameless), of(1));
-        assert_eq!(whose(&[by_descent], &nameless), of(1));
-        assert_eq!(whose(&[holding(1)], &names(1, 1000)), of(1));
-        assert_eq!(whose(&[holding(1)], &nameless), ProcessAttribution::Foreign);
-        assert_eq!(whose(&[], &names(1, 0)), ProcessAttribution::Foreign);
+        let nameless = Evidence { environment: LeaseEnvironment::Silent, ..names(1, 1000) };
+        assert_eq!(attributed(&[by_cgroup], &nameless), of(1));
+        assert_eq!(attributed(&[by_descent], &nameless), of(1));
+        assert_eq!(attributed(&[holding(1)], &names(1, 1000)), of(1));
+        assert_eq!(attributed(&[holding(1)], &nameless), ProcessAttribution::Foreign);
+        assert_eq!(attributed(&[], &names(1, 0)), ProcessAttribution::Foreign);
     }
 
     #[test]
     fn evidence_that_only_looks_alike_proves_nothing() {
-        let nameless = Evidence { environment: Environment::Silent, ..names(1, 1000) };
+        let nameless = Evidence { environment: LeaseEnvironment::Silent, ..names(1, 1000) };
         for cgroup in ["/job/70", "/job/7/step/more", "/", "", "job/7"] {
             let holding = Holding { cgroup: Some(cgroup.into()), ..holding(1) };
-            assert_eq!(whose(&[holding], &nameless), ProcessAttribution::Foreign, "{cgroup:?}");
+            assert_eq!(attributed(&[holding], &nameless), ProcessAttribution::Foreign, "{cgroup:?}");
         }
         let reused_number = Holding { holder_pid: Some((40, 3)), ..holding(1) };
-        assert_eq!(whose(&[reused_number], &nameless), ProcessAttribution::Foreign);
+        assert_eq!(attributed(&[reused_number], &nameless), ProcessAttribution::Foreign);
         let old_token = Holding { token: Token(11), ..holding(1) };
-        assert_eq!(whose(&[old_token], &names(1, 0)), ProcessAttribution::Foreign);
+        assert_eq!(attributed(&[old_token], &names(1, 0)), ProcessAttribution::Foreign);
     }
 
     #[test]
     fn another_user_does_not_hide_behind_a_lease_it_names() {
         let alices = Holding { uid: Some(1000), ..holding(1) };
-        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1000)), of(1));
-        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 0)), of(1));
-        assert_eq!(whose(std::slice::from_ref(&alices), &names(1, 1001)), ProcessAttribution::Foreign);
+        assert_eq!(attributed(std::slice::from_ref(&alices), &names(1, 1000)), of(1));
+        assert_eq!(attributed(std::slice::from_ref(&alices), &names(1, 0)), of(1));
+        assert_eq!(attributed(std::slice::from_ref(&alices), &names(1, 1001)), ProcessAttribution::Foreign);
     }
 
     #[test]
@@ -248,9 +249,9 @@ mod tests {
         let mine = |lease, gpu| Holding { holder_pid: Some((40, 4)), devices: vec![GpuId(gpu)], ..holding(lease) };
         let holdings = Holdings { leases: vec![mine(1, 0), mine(2, 1), mine(3, 2)], ..Holdings::default() };
         let evidence = names(9, 1000);
-        let told = |gpu| holdings.attribute(&evidence, GpuId(gpu));
-        assert_eq!([told(0), told(1), told(2)], [of(1), of(2), of(3)]);
-        assert_eq!(told(5), of(3), "on a device it does not hold it is a lease's all the same");
+        let attributed_on = |gpu| holdings.attribute(&evidence, GpuId(gpu));
+        assert_eq!([attributed_on(0), attributed_on(1), attributed_on(2)], [of(1), of(2), of(3)]);
+        assert_eq!(attributed_on(5), of(3), "on a device that none of its leases holds it still belongs to a lease");
         assert!(holdings.is_held_by(GpuId(1), LeaseId(2)) && !holdings.is_held_by(GpuId(5), LeaseId(3)));
     }
 
@@ -258,17 +259,21 @@ mod tests {
     fn a_worker_of_a_program_with_several_parts_of_a_device_is_under_the_one_it_names() {
         let mine = |lease| Holding { holder_pid: Some((40, 4)), ..holding(lease) };
         let parts = [mine(1), mine(2), mine(3)];
-        assert_eq!([whose(&parts, &names(1, 0)), whose(&parts, &names(2, 0))], [of(1), of(2)]);
-        assert_eq!(whose(&parts, &names(9, 0)), of(3), "one that names none of them is still its holder's");
+        assert_eq!([attributed(&parts, &names(1, 0)), attributed(&parts, &names(2, 0))], [of(1), of(2)]);
+        assert_eq!(
+            attributed(&parts, &names(9, 0)),
+            of(3),
+            "a worker that names none of them still belongs to its holder"
+        );
     }
 
     #[test]
-    fn whoever_hides_its_environment_is_unknown_only_where_it_could_be_a_leases() {
-        let hidden = |uid| Evidence { environment: Environment::Hidden, ..names(1, uid) };
+    fn a_process_with_a_hidden_environment_is_unknown_only_where_it_could_belong_to_a_lease() {
+        let hidden = |uid| Evidence { environment: LeaseEnvironment::Hidden, ..names(1, uid) };
         let alices = Holding { uid: Some(1000), ..holding(1) };
-        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1000)), ProcessAttribution::Unknown);
-        assert_eq!(whose(std::slice::from_ref(&alices), &hidden(1001)), ProcessAttribution::Foreign);
+        assert_eq!(attributed(std::slice::from_ref(&alices), &hidden(1000)), ProcessAttribution::Unknown);
+        assert_eq!(attributed(std::slice::from_ref(&alices), &hidden(1001)), ProcessAttribution::Foreign);
         let elsewhere = Holding { devices: vec![GpuId(3)], ..alices };
-        assert_eq!(whose(&[elsewhere], &hidden(1000)), ProcessAttribution::Foreign);
+        assert_eq!(attributed(&[elsewhere], &hidden(1000)), ProcessAttribution::Foreign);
     }
 }

@@ -1,8 +1,8 @@
 //! The evidence that ties a process to a lease: its control groups, its ancestors, its environment.
 //!
 //! The thread that reads the source gathers it, because a process that hangs in a driver can hang the reader of its
-//! environment or command line. Evidence is kept while the process is on a device: an ancestor that has ended since was
-//! one all the same.
+//! environment or command line. Evidence is retained while the process is on a device: an ancestor that has ended since
+//! still counts.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,37 +17,37 @@ use gpupool_devices::{
     DeviceSource, HostProcessLookup, HostProcessResolver, SourceError, SourceKind, SourcePaths, SourceReading,
 };
 
-/// The number of ancestors of a process that are looked at.
+/// The number of ancestors of a process that are read.
 const ANCESTORS: usize = 64;
 /// The bytes that are read of the environment of a process.
 const ENVIRONMENT_BYTES: u64 = 1 << 20;
 /// The bytes that are read of another file about a process.
 const PROC_BYTES: u64 = 64 << 10;
-/// The time after which a process is looked at again: it may have replaced its program, and with it its environment.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// The time after which a process is inspected again: it may have replaced its program, and with it its environment.
+const INSPECT_AGAIN: Duration = Duration::from_secs(10);
 
-/// A process for as long as it lives: its number and when it started, in clock ticks since boot.
+/// The identity of a process: its pid and its start time, in clock ticks since boot.
 pub type ProcessKey = (u32, u64);
 
-/// What tells whose a process is.
+/// Evidence about the lease of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// Its control groups, in every hierarchy.
     pub cgroups: Vec<String>,
-    /// Itself and those it descends from, nearest first.
-    pub line: Vec<ProcessKey>,
-    /// What its environment says of a lease.
-    pub environment: Environment,
-    /// Whose it is.
+    /// The process and its ancestors, nearest first.
+    pub ancestry: Vec<ProcessKey>,
+    /// The lease that its environment names.
+    pub environment: LeaseEnvironment,
+    /// Its user id.
     pub uid: u32,
 }
 
-/// What the environment of a process says of a lease.
+/// The lease that the environment of a process names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Environment {
+pub enum LeaseEnvironment {
     /// It names this lease with this token.
     Names(LeaseId, Token),
-    /// It names none.
+    /// It names no lease.
     #[default]
     Silent,
     /// It may not be read.
@@ -57,7 +57,7 @@ pub enum Environment {
 /// The evidence about the processes of one source. Clones show the same.
 #[derive(Debug, Clone, Default)]
 pub struct EvidenceBoard {
-    /// A lock rather than a message: a reader wants the newest, and it is held for the copy of a pointer.
+    /// A lock rather than a message: readers need the newest only, and it is held for the copy of a pointer.
     posted: Arc<Mutex<Arc<HashMap<ProcessKey, Evidence>>>>,
 }
 
@@ -73,14 +73,14 @@ impl EvidenceBoard {
 }
 
 /// A source that gathers evidence about the processes on its devices, on the thread that reads it.
-pub struct WithEvidence {
+pub struct EvidenceSource {
     source: Box<dyn DeviceSource>,
     resolver: HostProcessResolver,
     gatherer: EvidenceGatherer,
     board: EvidenceBoard,
 }
 
-impl WithEvidence {
+impl EvidenceSource {
     /// Returns the source with its processes looked up on the machine at these places. The evidence goes to the board.
     pub fn new(source: Box<dyn DeviceSource>, places: &SourcePaths, board: EvidenceBoard) -> Self {
         let (resolver, gatherer) = (HostProcessResolver::new(places), EvidenceGatherer::new(places));
@@ -88,7 +88,7 @@ impl WithEvidence {
     }
 }
 
-impl DeviceSource for WithEvidence {
+impl DeviceSource for EvidenceSource {
     fn kind(&self) -> SourceKind {
         self.source.kind()
     }
@@ -101,7 +101,7 @@ impl DeviceSource for WithEvidence {
     }
 }
 
-/// Looks processes up, and remembers those that are still there.
+/// Inspects processes, and caches those that are still on a device.
 #[derive(Debug)]
 struct EvidenceGatherer {
     proc: PathBuf,
@@ -123,7 +123,7 @@ impl EvidenceGatherer {
                 continue;
             }
             let seen = match known.remove(&key) {
-                Some((at, seen)) if at.elapsed() < LOOK_AGAIN => (at, seen),
+                Some((at, seen)) if at.elapsed() < INSPECT_AGAIN => (at, seen),
                 before => (Instant::now(), self.evidence(key, facts.uid, before.map(|(_, seen)| seen))),
             };
             self.known.insert(key, seen);
@@ -133,39 +133,39 @@ impl EvidenceGatherer {
 
     fn evidence(&self, key: ProcessKey, uid: u32, before: Option<Evidence>) -> Evidence {
         let folder = self.proc.join(key.0.to_string());
-        let mut line = self.line(key);
-        // Whoever lost its parent is another's child now, and still descends from the first.
-        let earlier = before.map(|before| before.line).unwrap_or_default();
+        let mut ancestry = self.ancestry(key);
+        // A process whose parent ended is another's child now, and still descends from the first.
+        let earlier = before.map(|before| before.ancestry).unwrap_or_default();
         for ancestor in earlier {
-            if line.len() < ANCESTORS && !line.contains(&ancestor) {
-                line.push(ancestor);
+            if ancestry.len() < ANCESTORS && !ancestry.contains(&ancestor) {
+                ancestry.push(ancestor);
             }
         }
         let cgroups = read(&folder.join("cgroup"), PROC_BYTES).map(|text| cgroups(&text)).unwrap_or_default();
         let environment = match read(&folder.join("environ"), ENVIRONMENT_BYTES) {
             Ok(text) => environment(&text),
-            Err(_) => Environment::Hidden,
+            Err(_) => LeaseEnvironment::Hidden,
         };
-        Evidence { cgroups, line, environment, uid }
+        Evidence { cgroups, ancestry, environment, uid }
     }
 
-    /// The process and those it descends from, as far as they can be seen.
-    fn line(&self, key: ProcessKey) -> Vec<ProcessKey> {
-        let mut line = vec![key];
+    /// Returns the process and its visible ancestors.
+    fn ancestry(&self, key: ProcessKey) -> Vec<ProcessKey> {
+        let mut ancestry = vec![key];
         let mut pid = key.0;
-        while line.len() < ANCESTORS {
+        while ancestry.len() < ANCESTORS {
             let Some((parent, _)) = self.stat(pid) else { break };
             let Some((_, start)) = self.stat(parent).filter(|_| parent != 0) else { break };
-            if line.contains(&(parent, start)) {
+            if ancestry.contains(&(parent, start)) {
                 break;
             }
-            line.push((parent, start));
+            ancestry.push((parent, start));
             pid = parent;
         }
-        line
+        ancestry
     }
 
-    /// The parent of a process and when it started itself.
+    /// Returns the parent of a process and its own start time.
     fn stat(&self, pid: u32) -> Option<(u32, u64)> {
         let text = read(&self.proc.join(pid.to_string()).join("stat"), PROC_BYTES).ok()?;
         let text = String::from_utf8_lossy(&text);
@@ -190,15 +190,15 @@ fn cgroups(text: &[u8]) -> Vec<String> {
     text.lines().filter_map(path).collect()
 }
 
-fn environment(text: &[u8]) -> Environment {
+fn environment(text: &[u8]) -> LeaseEnvironment {
     fn number(text: &[u8], name: &str) -> Option<u64> {
         let value =
             text.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
         std::str::from_utf8(value?).ok()?.parse().ok()
     }
     match (number(text, job_environment::LEASE), number(text, job_environment::FENCING_TOKEN)) {
-        (Some(lease), Some(token)) => Environment::Names(LeaseId(lease), Token(token)),
-        _ => Environment::Silent,
+        (Some(lease), Some(token)) => LeaseEnvironment::Names(LeaseId(lease), Token(token)),
+        _ => LeaseEnvironment::Silent,
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_looked_at_once_while_it_is_on_a_device_and_forgotten_when_it_left() {
+    fn a_process_is_inspected_once_while_it_is_on_a_device_and_forgotten_afterwards() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             fs::create_dir_all(dir.path().join("42")).unwrap();
@@ -230,21 +230,21 @@ mod tests {
         write("environ", "GPUPOOL_LEASE=7\0GPUPOOL_FENCING_TOKEN=9\0");
         write("cgroup", "0::/job/7\n");
         let mut gatherer = EvidenceGatherer { proc: dir.path().to_owned(), known: HashMap::new() };
-        let names = Environment::Names(LeaseId(7), Token(9));
-        let expected = Evidence { cgroups: vec!["/job/7".into()], line: vec![(42, 1)], environment: names, uid: 5 };
+        let names = LeaseEnvironment::Names(LeaseId(7), Token(9));
+        let expected = Evidence { cgroups: vec!["/job/7".into()], ancestry: vec![(42, 1)], environment: names, uid: 5 };
         assert_eq!(gatherer.gather(&on_a_device(42, 1)), HashMap::from([((42, 1), expected)]));
         write("environ", "");
-        assert_eq!(gatherer.gather(&on_a_device(42, 1))[&(42, 1)].environment, names, "looked at again too soon");
+        assert_eq!(gatherer.gather(&on_a_device(42, 1))[&(42, 1)].environment, names, "inspected again too soon");
         assert_eq!(
             gatherer.gather(&on_a_device(42, 2))[&(42, 2)].environment,
-            Environment::Silent,
-            "another with its number"
+            LeaseEnvironment::Silent,
+            "another process with its pid"
         );
         assert!(gatherer.gather(&SourceReading::default()).is_empty());
     }
 
     #[test]
-    fn a_line_of_ancestors_survives_the_death_of_one() {
+    fn the_ancestry_survives_the_end_of_an_ancestor() {
         let dir = tempfile::tempdir().unwrap();
         let stat = |pid: u32, parent: u32, start: u64| {
             fs::create_dir_all(dir.path().join(pid.to_string())).unwrap();
@@ -256,21 +256,21 @@ mod tests {
         stat(41, 40, 410);
         let gatherer = EvidenceGatherer { proc: dir.path().to_owned(), known: HashMap::new() };
         let first = gatherer.evidence((41, 410), 0, None);
-        assert_eq!(first.line, [(41, 410), (40, 400), (1, 1)]);
-        assert_eq!(first.environment, Environment::Hidden);
+        assert_eq!(first.ancestry, [(41, 410), (40, 400), (1, 1)]);
+        assert_eq!(first.environment, LeaseEnvironment::Hidden);
         stat(41, 1, 410);
         let later = gatherer.evidence((41, 410), 0, Some(first));
-        assert_eq!(later.line, [(41, 410), (1, 1), (40, 400)]);
+        assert_eq!(later.ancestry, [(41, 410), (1, 1), (40, 400)]);
         stat(1, 41, 1);
-        assert_eq!(gatherer.evidence((41, 410), 0, None).line.len(), 2, "a loop ends");
+        assert_eq!(gatherer.evidence((41, 410), 0, None).ancestry.len(), 2, "a loop ends");
     }
 
     #[test]
     fn an_environment_names_a_lease_with_its_token_or_none() {
         let named = environment(b"PATH=/bin\0GPUPOOL_FENCING_TOKEN=3\0GPUPOOL_LEASE=12\0");
-        assert_eq!(named, Environment::Names(LeaseId(12), Token(3)));
+        assert_eq!(named, LeaseEnvironment::Names(LeaseId(12), Token(3)));
         for silent in [&b"GPUPOOL_LEASE=12\0"[..], b"GPUPOOL_LEASE=x\0GPUPOOL_FENCING_TOKEN=3", b"", b"\xff\0"] {
-            assert_eq!(environment(silent), Environment::Silent);
+            assert_eq!(environment(silent), LeaseEnvironment::Silent);
         }
         assert_eq!(cgroups(b"5:memory:/m\n0::/\n12:cpu:/a:b\nodd"), ["/m", "/a:b"]);
     }

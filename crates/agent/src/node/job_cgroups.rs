@@ -39,12 +39,17 @@ pub struct PreparedJob {
 impl JobCgroups {
     /// Detects what this machine allows. The state directory identifies the agent.
     pub fn detect(state_dir: &Path) -> Self {
+        Self::new(CgroupManager::detect(), state_dir)
+    }
+
+    /// Returns the control groups of the agent with this state directory.
+    pub(super) fn new(cgroups: CgroupManager, state_dir: &Path) -> Self {
         // Any stable number will do: two directories with the same one would have to agree in lease numbers too.
         let mut number = 0xcbf2_9ce4_8422_2325_u64;
         for byte in state_dir.as_os_str().as_encoded_bytes() {
             number = (number ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
-        Self { cgroups: CgroupManager::detect(), prefix: format!("{:08x}-lease-", number >> 32) }
+        Self { cgroups, prefix: format!("{:08x}-lease-", number >> 32) }
     }
 
     /// Describes in a sentence how jobs are confined here.
@@ -114,7 +119,7 @@ impl JobCgroups {
         Some(group.path().display().to_string())
     }
 
-    /// Whether anything runs in the group of a lease; `None` where that cannot be told.
+    /// Whether anything runs in the group of a lease; `None` if unknown.
     pub fn is_populated(&self, lease: LeaseId) -> Option<bool> {
         match self.cgroups.open(&self.name(lease)) {
             Ok(Some(group)) => group.is_populated().ok(),
@@ -141,6 +146,12 @@ impl JobCgroups {
             tracing::error!(lease = lease.0, %error, "cannot kill the control group of a lease");
             false
         })
+    }
+
+    /// Returns what the names of the groups of this agent begin with.
+    #[cfg(test)]
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     fn name(&self, lease: LeaseId) -> String {

@@ -13,6 +13,7 @@ mod sampler;
 mod simulation;
 mod sources;
 pub mod statistics;
+mod tasks;
 mod teardown;
 #[cfg(test)]
 mod tests;
@@ -20,21 +21,21 @@ mod tests;
 pub use attachments::AttachError;
 pub use job_cgroups::JobCgroups;
 pub use simulation::{Simulation, SimulationError};
-pub use sources::Sources;
+pub use sources::ReadingSources;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use gpupool_api::lease::{AttachBody, AttachResponse};
 use gpupool_config::Config;
 use gpupool_core::{Bytes, GpuId, LeaseId, MilliCpus, NodeFacts};
 use gpupool_devices::{GpuIdRegistry, JobEnvironment};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tracing::Instrument;
 
-use crate::authority::Authority;
+use crate::authority::{Authority, Refusal};
 use crate::identity::Caller;
 use crate::limits::ORDERS;
 use crate::messages::{NodeLink, NodeOrder, NodeReport};
@@ -45,6 +46,8 @@ use attachments::{AttachmentTable, Attachments};
 use attribution::Holdings;
 use sampler::{Sampler, SamplerSpec};
 use statistics::Statistics;
+use tasks::{OwnedTask, OwnedTasks};
+use teardown::remove_cgroup;
 
 /// The node's end of the link from the authority.
 pub struct NodeOrders {
@@ -99,7 +102,7 @@ pub struct NodeSpec<'a> {
     /// The configuration.
     pub config: &'a Config,
     /// The sources of readings.
-    pub sources: Sources,
+    pub sources: ReadingSources,
     /// The authority that it reports to.
     pub authority: Authority,
     /// Its end of the link.
@@ -116,6 +119,8 @@ pub struct NodeSpec<'a> {
 #[derive(Clone)]
 pub struct Node {
     attachments: Attachments,
+    /// The attachments in progress; `None` once the node has ended.
+    attaching: Weak<OwnedTasks>,
     statistics: Arc<Statistics>,
     cgroups: Arc<JobCgroups>,
     simulation: Option<Arc<Simulation>>,
@@ -125,7 +130,9 @@ pub struct Node {
 /// The threads and tasks of a node. The tasks end when it is dropped.
 pub struct RunningNode {
     sampler: Sampler,
-    orders: JoinHandle<()>,
+    /// Carries out the orders of the authority.
+    _orders: OwnedTask,
+    _attaching: Arc<OwnedTasks>,
 }
 
 impl Node {
@@ -134,19 +141,23 @@ impl Node {
     pub async fn start(spec: NodeSpec<'_>) -> io::Result<(Self, RunningNode)> {
         let NodeSpec { config, sources, authority, mut orders, cgroups, statistics, metrics } = spec;
         let simulation = sources.simulation.clone();
+        let name: Arc<str> = config.server.node_name.as_str().into();
+        let attaching = Arc::<OwnedTasks>::default();
         let node = Self {
-            attachments: Attachments::new(authority.clone(), cgroups.clone(), orders.table.clone()),
+            attachments: Attachments::new(name.clone(), authority.clone(), cgroups.clone(), orders.table.clone()),
+            attaching: Arc::downgrade(&attaching),
             statistics: statistics.clone(),
             cgroups,
             simulation,
-            name: config.server.node_name.as_str().into(),
+            name: name.clone(),
         };
-        // The first order of an authority is a fence.
-        if let Some(fence) = orders.orders.recv().await {
-            carry_out(node.attachments.clone(), fence).await;
-        }
+        // The first order of an authority is a fence. What it ends may take any time, and is not waited for.
+        let leases_over = match orders.orders.recv().await {
+            Some(NodeOrder::Fence { leases }) => node.attachments.fence(leases),
+            _ => Vec::new(),
+        };
         let (of_snapshot, reporter) = (authority.clone(), authority);
-        let (name, table) = (node.name.clone(), orders.table.clone());
+        let table = orders.table.clone();
         let numbers: Vec<_> = {
             let snapshot = of_snapshot.snapshot();
             let devices = snapshot.devices_of(&name);
@@ -157,15 +168,15 @@ impl Node {
             refresh: config.monitoring.refresh_interval,
             node: node_facts(&name),
             holdings: Box::new(move || Holdings::of(&of_snapshot.snapshot(), &name, &table)),
-            deliver: Box::new(move |sample, troubles| {
-                metrics.sampled(troubles);
-                // A sample that finds no room is dropped: the next one says the same and more.
+            sample_sink: Box::new(move |sample, failures| {
+                metrics.sampled(failures);
+                // A sample that finds no room waits for the next one, which announces both.
                 let _ = reporter.report(NodeReport::Sampled(Box::new(sample)));
             }),
-            publish: statistics,
+            statistics,
         })?;
-        let orders = tokio::spawn(carry_out_orders(node.attachments.clone(), orders.orders));
-        Ok((node, RunningNode { sampler, orders }))
+        let orders = OwnedTask::spawn(carry_out_orders(node.attachments.clone(), orders.orders, leases_over));
+        Ok((node, RunningNode { sampler, _orders: orders, _attaching: attaching }))
     }
 
     /// Attaches a lease to the calling process and puts its job into a control group. Runs to its end even if the caller
@@ -178,9 +189,13 @@ impl Node {
         body: AttachBody,
     ) -> Result<AttachResponse, AttachError> {
         let attachments = self.attachments.clone();
+        let (node, devices) = (self.name(), attachments.devices_of(lease));
+        let span = tracing::info_span!("attach", lease = lease.0, node, devices);
         let attach = async move { attachments.attach(caller, process, lease, body).await };
-        let attached = tokio::spawn(attach.instrument(tracing::info_span!("attach", lease = lease.0)));
-        attached.await.unwrap_or_else(|_| Err(crate::authority::Refusal::Stopping.into()))
+        let attached = self.attaching.upgrade().map(|tasks| tasks.spawn(attach.instrument(span)));
+        let stopping = || Err(Refusal::Stopping.into());
+        let Some(attached) = attached else { return stopping() };
+        attached.await.unwrap_or_else(|_| stopping())
     }
 
     /// Returns the statistics of the devices.
@@ -217,35 +232,43 @@ impl Node {
 impl RunningNode {
     /// Ends the sampler and the tasks. Blocks until the sampler has ended.
     pub fn stop(self) {
-        self.orders.abort();
-        self.sampler.stop();
+        let Self { sampler, .. } = self;
+        sampler.stop();
     }
 }
 
-/// Carries out orders until the authority is gone. A teardown is a task of its own, which ends with this one.
-async fn carry_out_orders(attachments: Attachments, mut orders: mpsc::Receiver<NodeOrder>) {
+/// Carries out orders until the authority is gone, after removing the control groups of leases that are over. Each teardown
+/// is a task of its own, which ends with this one.
+async fn carry_out_orders(
+    attachments: Attachments,
+    mut orders: mpsc::Receiver<NodeOrder>,
+    mut leases_over: Vec<LeaseId>,
+) {
     let mut running = JoinSet::new();
     loop {
-        tokio::select! {
-            order = orders.recv() => match order {
-                Some(order) => drop(running.spawn(carry_out(attachments.clone(), order))),
-                None => return,
-            },
-            Some(_) = running.join_next() => {}
+        for lease in leases_over.drain(..) {
+            let (cgroups, span) = (attachments.cgroups().clone(), teardown_span(&attachments, lease));
+            running.spawn(async move { remove_cgroup(lease, &cgroups).await }.instrument(span));
+        }
+        let order = tokio::select! {
+            order = orders.recv() => order,
+            Some(_) = running.join_next() => continue,
+        };
+        match order {
+            Some(NodeOrder::Fence { leases }) => leases_over = attachments.fence(leases),
+            Some(NodeOrder::End { lease, taken_back, awaited }) => {
+                let (attachments, span) = (attachments.clone(), teardown_span(&attachments, lease));
+                running.spawn(async move { attachments.end(lease, taken_back, awaited).await }.instrument(span));
+            }
+            // Real devices need nothing before a job uses them; simulated ones were prepared by the link.
+            Some(NodeOrder::Prepare { .. }) => {}
+            None => return,
         }
     }
 }
 
-async fn carry_out(attachments: Attachments, order: NodeOrder) {
-    match order {
-        NodeOrder::Fence { leases } => attachments.fence(leases).await,
-        NodeOrder::End { lease, taken_back, awaited } => {
-            let span = tracing::info_span!("teardown", lease = lease.0);
-            attachments.end(lease, taken_back, awaited).instrument(span).await;
-        }
-        // Real devices need nothing before a job uses them; simulated ones were prepared by the link.
-        NodeOrder::Prepare { .. } => {}
-    }
+fn teardown_span(attachments: &Attachments, lease: LeaseId) -> tracing::Span {
+    tracing::info_span!("teardown", lease = lease.0, node = attachments.node(), devices = attachments.devices_of(lease))
 }
 
 fn node_facts(name: &str) -> NodeFacts {

@@ -1,10 +1,10 @@
-//! The sampler: reads every device of the node in a steady rhythm, and hands out the readings.
+//! The sampler: reads every device of the node in a steady rhythm, and publishes the readings.
 //!
 //! One thread keeps the rhythm. Each source is read on a thread of its own ([`SourceProbe`]), which also gathers evidence about
-//! the processes on its devices ([`super::evidence`]). A round asks every source that has answered and waits a short while
-//! for all of them. An answer that comes later is handed out when it comes, with the time at which it was taken. So a hung
-//! driver delays neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the sampler is dropped;
-//! the thread of a source ends once the source has answered.
+//! the processes on its devices ([`super::evidence`]). A round requests a reading of every idle source and waits a short
+//! while for all of them. A later reply is published when it comes, with the time of its reading. So a hung driver delays
+//! neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the sampler is dropped; the thread of a
+//! source ends once the source has replied.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,23 +24,23 @@ use crate::abort_on_panic::AbortOnPanic;
 use crate::clock;
 use crate::messages::{DeviceSample, NodeSample};
 
-use super::attribution::{Holdings, ProcessAttributor};
-use super::evidence::{EvidenceBoard, WithEvidence};
-use super::statistics::{ListedDevice, Round, Statistics};
+use super::attribution::{Holdings, LeaseAttributor};
+use super::evidence::{EvidenceBoard, EvidenceSource};
+use super::statistics::{ListedDevice, SamplingRound, Statistics};
 
-/// The time that the first round waits for sources before the agent starts without those that did not answer.
+/// The time that the first round waits for sources before the agent starts without the others.
 const FIRST_PATIENCE: Duration = Duration::from_millis(80);
 /// The longest time that a later round waits for all sources.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// The shortest time between two rounds.
 const SHORTEST_REFRESH: Duration = Duration::from_millis(10);
-/// The time without an answer after which a source is unresponsive.
+/// The time without a reply after which a source is unresponsive.
 pub const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(10);
 
-/// The sources that do not answer, and why.
-pub type Troubles = [(SourceKind, SourceError)];
+/// The sources that failed, with their errors.
+pub type SourceFailures = [(SourceKind, SourceError)];
 /// Takes samples.
-pub type Deliver = Box<dyn FnMut(NodeSample, &Troubles) + Send>;
+pub type SampleSink = Box<dyn FnMut(NodeSample, &SourceFailures) + Send>;
 
 /// Everything that a sampler needs besides its sources.
 pub struct SamplerSpec {
@@ -52,10 +52,10 @@ pub struct SamplerSpec {
     pub node: NodeFacts,
     /// Returns what leases hold, for the attribution of processes. Must not block.
     pub holdings: Box<dyn FnMut() -> Holdings + Send>,
-    /// Takes a sample after each round and after each late answer. Must not block.
-    pub deliver: Deliver,
+    /// Takes a sample after each round and after each late reply. Must not block.
+    pub sample_sink: SampleSink,
     /// The statistics to publish; their filter says which devices are sampled.
-    pub publish: Arc<Statistics>,
+    pub statistics: Arc<Statistics>,
 }
 
 /// The sources of a sampler.
@@ -64,23 +64,23 @@ pub struct SamplerSources {
     pub sources: Vec<Box<dyn DeviceSource>>,
     /// The places of this machine at which processes are looked up; `None` if devices and processes are simulated.
     pub places: Option<SourcePaths>,
-    /// The time without an answer after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
+    /// The time without a reply after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
     pub unresponsive_after: Duration,
 }
 
 /// A running sampler.
 #[derive(Debug)]
 pub struct Sampler {
-    wakeups: SyncSender<Wakeup>,
+    wakeups: SyncSender<SamplerWakeup>,
     first_round: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A message to the sampler's thread.
 #[derive(Debug)]
-enum Wakeup {
-    /// The source with this number has answered.
-    Answered(usize),
+enum SamplerWakeup {
+    /// The source with this number has replied.
+    Replied(usize),
     /// The sampler is to end.
     Stop,
 }
@@ -89,16 +89,16 @@ impl Sampler {
     /// Starts the sampler. The first reading is taken at once.
     pub fn start(sources: SamplerSources, spec: SamplerSpec) -> io::Result<Self> {
         let simulated = sources.places.is_none();
-        // Per source at most the wakeup of an answer that was taken already and that of the next one, and one to stop.
+        // Per source at most the wakeups of a reply that was taken already and of the next one, and one to stop.
         let (wakeups, inbox) = sync_channel(2 * sources.sources.len() + 1);
         let (first, first_round) = sync_channel(1);
         let open = |(number, source)| {
             let wakeups = wakeups.clone();
-            let answered = move || drop(wakeups.try_send(Wakeup::Answered(number)));
-            SampledSource::start(source, sources.places.as_ref(), sources.unresponsive_after, answered)
+            let replied = move || drop(wakeups.try_send(SamplerWakeup::Replied(number)));
+            SampledSource::start(source, sources.places.as_ref(), sources.unresponsive_after, replied)
         };
         let opened = sources.sources.into_iter().enumerate().map(open).collect::<io::Result<Vec<_>>>()?;
-        let rounds = Rounds {
+        let rounds = SamplingLoop {
             sources: opened,
             tracker: DeviceTracker::new(spec.ids).without_mps(),
             simulated,
@@ -108,10 +108,10 @@ impl Sampler {
             refresh: spec.refresh.max(SHORTEST_REFRESH),
             node: spec.node,
             holdings: spec.holdings,
-            deliver: spec.deliver,
-            publish: spec.publish,
+            sample_sink: spec.sample_sink,
+            statistics: spec.statistics,
             inbox,
-            taken: Vec::new(),
+            replies: Vec::new(),
             first: Some(first),
         };
         let thread = thread::Builder::new().name("sampler".to_owned()).spawn(move || {
@@ -121,18 +121,18 @@ impl Sampler {
         Ok(Self { wakeups, first_round, thread: Some(thread) })
     }
 
-    /// Waits until the first round was handed out, for `at_most`. Returns whether it was.
+    /// Waits until the first round was published, for `at_most`. Returns whether it was.
     pub fn wait_for_first(&self, at_most: Duration) -> bool {
         self.first_round.recv_timeout(at_most).is_ok()
     }
 
     /// Ends the sampler, and waits until it has ended. A source that hangs is left behind.
     pub fn stop(mut self) {
-        let _ = self.wakeups.send(Wakeup::Stop);
+        let _ = self.wakeups.send(SamplerWakeup::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the sampler had ended before by a panic");
+            tracing::error!("the sampler had ended before with a panic");
         }
     }
 }
@@ -140,7 +140,7 @@ impl Sampler {
 impl Drop for Sampler {
     fn drop(&mut self) {
         // It may be dropped on a thread that it delivers to, so the end is not awaited.
-        let _ = self.wakeups.try_send(Wakeup::Stop);
+        let _ = self.wakeups.try_send(SamplerWakeup::Stop);
     }
 }
 
@@ -148,8 +148,8 @@ impl Drop for Sampler {
 struct SampledSource {
     probe: SourceProbe,
     evidence: EvidenceBoard,
-    /// Whether it was asked in this round, and is worth waiting for.
-    asked_now: bool,
+    /// Whether its reading was requested in this round, so that it is worth waiting for.
+    is_requested: bool,
 }
 
 impl SampledSource {
@@ -157,37 +157,37 @@ impl SampledSource {
         source: Box<dyn DeviceSource>,
         places: Option<&SourcePaths>,
         unresponsive_after: Duration,
-        answered: impl Fn() + Send + 'static,
+        replied: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
         let evidence = EvidenceBoard::default();
         let source = match places {
-            Some(places) => Box::new(WithEvidence::new(source, places, evidence.clone())),
+            Some(places) => Box::new(EvidenceSource::new(source, places, evidence.clone())),
             None => source,
         };
-        let probe = SourceProbe::start_with_callback(source, unresponsive_after, answered)?;
-        Ok(Self { probe, evidence, asked_now: false })
+        let probe = SourceProbe::start_with_callback(source, unresponsive_after, replied)?;
+        Ok(Self { probe, evidence, is_requested: false })
     }
 
-    /// Asks for a reading, unless one is still out.
-    fn ask(&mut self) {
-        self.asked_now = !self.probe.is_pending();
+    /// Requests a reading, unless one is pending.
+    fn request_reading(&mut self) {
+        self.is_requested = !self.probe.is_pending();
         self.probe.request_reading();
     }
 
-    /// Whether an answer may come soon. One that is out since an earlier round is not waited for.
+    /// Whether a reply may come soon. A request of an earlier round is not waited for.
     fn is_awaited(&self) -> bool {
-        self.asked_now && self.probe.is_pending()
+        self.is_requested && self.probe.is_pending()
     }
 }
 
 #[derive(PartialEq, Eq)]
-enum Waited {
+enum WaitOutcome {
     Enough,
     Stopped,
 }
 
 /// Everything that the sampler's thread owns.
-struct Rounds {
+struct SamplingLoop {
     sources: Vec<SampledSource>,
     tracker: DeviceTracker,
     simulated: bool,
@@ -199,115 +199,115 @@ struct Rounds {
     refresh: Duration,
     node: NodeFacts,
     holdings: Box<dyn FnMut() -> Holdings + Send>,
-    deliver: Deliver,
-    publish: Arc<Statistics>,
-    inbox: Receiver<Wakeup>,
-    /// Answers that were taken and not handed out yet, with the numbers of their sources.
-    taken: Vec<(usize, ProbeReply)>,
+    sample_sink: SampleSink,
+    statistics: Arc<Statistics>,
+    inbox: Receiver<SamplerWakeup>,
+    /// Replies that were taken and not published yet, with the numbers of their sources.
+    replies: Vec<(usize, ProbeReply)>,
     /// Used once, after the first round.
     first: Option<SyncSender<()>>,
 }
 
-impl Rounds {
+impl SamplingLoop {
     fn run(mut self) {
         let mut due = Instant::now();
         let mut patience = FIRST_PATIENCE;
         loop {
-            self.sources.iter_mut().for_each(SampledSource::ask);
-            if self.gather(due + patience) == Waited::Stopped {
+            self.sources.iter_mut().for_each(SampledSource::request_reading);
+            if self.collect_replies(due + patience) == WaitOutcome::Stopped {
                 return;
             }
-            // An overdue source is reported once a round, and an answer whose wakeup is still on its way is taken.
+            // An overdue source is reported once a round, and a reply whose wakeup is still on its way is taken.
             for source in 0..self.sources.len() {
-                self.take(source);
+                self.take_reply(source);
             }
-            self.hand_out();
+            self.publish_round();
             due = next_due(due, self.refresh, Instant::now());
-            if self.hand_out_late_answers(due) == Waited::Stopped {
+            if self.publish_late_replies(due) == WaitOutcome::Stopped {
                 return;
             }
             patience = PATIENCE.min(self.refresh / 2);
         }
     }
 
-    /// Takes answers until all that were asked for in this round are there, or until a time.
-    fn gather(&mut self, until: Instant) -> Waited {
+    /// Takes replies until all that were requested in this round are there, or until a time.
+    fn collect_replies(&mut self, until: Instant) -> WaitOutcome {
         while self.sources.iter().any(SampledSource::is_awaited) {
             match self.receive(until) {
-                Ok(Wakeup::Answered(source)) => {
-                    self.take(source);
+                Ok(SamplerWakeup::Replied(source)) => {
+                    self.take_reply(source);
                 }
-                Ok(Wakeup::Stop) | Err(RecvTimeoutError::Disconnected) => return Waited::Stopped,
-                Err(RecvTimeoutError::Timeout) => return Waited::Enough,
+                Ok(SamplerWakeup::Stop) | Err(RecvTimeoutError::Disconnected) => return WaitOutcome::Stopped,
+                Err(RecvTimeoutError::Timeout) => return WaitOutcome::Enough,
             }
         }
-        Waited::Enough
+        WaitOutcome::Enough
     }
 
-    fn hand_out_late_answers(&mut self, until: Instant) -> Waited {
+    fn publish_late_replies(&mut self, until: Instant) -> WaitOutcome {
         loop {
             match self.receive(until) {
-                Ok(Wakeup::Answered(source)) => {
-                    if self.take(source) {
-                        self.hand_out();
+                Ok(SamplerWakeup::Replied(source)) => {
+                    if self.take_reply(source) {
+                        self.publish_round();
                     }
                 }
-                Ok(Wakeup::Stop) | Err(RecvTimeoutError::Disconnected) => return Waited::Stopped,
-                Err(RecvTimeoutError::Timeout) => return Waited::Enough,
+                Ok(SamplerWakeup::Stop) | Err(RecvTimeoutError::Disconnected) => return WaitOutcome::Stopped,
+                Err(RecvTimeoutError::Timeout) => return WaitOutcome::Enough,
             }
         }
     }
 
-    fn receive(&self, until: Instant) -> Result<Wakeup, RecvTimeoutError> {
+    fn receive(&self, until: Instant) -> Result<SamplerWakeup, RecvTimeoutError> {
         self.inbox.recv_timeout(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes an answer, if there is one. The wakeup of an answer that was taken before finds none.
-    fn take(&mut self, source: usize) -> bool {
-        let Some(answer) = self.sources.get_mut(source).and_then(|source| source.probe.poll_reading()) else {
+    /// Takes a reply, if there is one. The wakeup of a reply that was taken before finds none.
+    fn take_reply(&mut self, source: usize) -> bool {
+        let Some(reply) = self.sources.get_mut(source).and_then(|source| source.probe.poll_reading()) else {
             return false;
         };
-        self.taken.push((source, answer));
+        self.replies.push((source, reply));
         true
     }
 
-    fn hand_out(&mut self) {
-        // In the order of the sources, not of their answers: new devices are numbered as they come.
-        self.taken.sort_by_key(|(source, _)| *source);
-        for (_, answer) in std::mem::take(&mut self.taken) {
-            self.track(answer);
+    fn publish_round(&mut self) {
+        // In the order of the sources, not of their replies: new devices are numbered as they come.
+        self.replies.sort_by_key(|(source, _)| *source);
+        for (_, reply) in std::mem::take(&mut self.replies) {
+            self.track_reply(reply);
         }
-        let (sample, round) = self.sum_up();
-        let troubles: Vec<_> = round.sources.iter().filter_map(trouble).collect();
-        self.publish.publish(round);
-        (self.deliver)(sample, &troubles);
+        let (sample, round) = self.summarize_round();
+        let failures: Vec<_> = round.sources.iter().filter_map(source_failure).collect();
+        self.statistics.publish(round);
+        (self.sample_sink)(sample, &failures);
         if let Some(first) = self.first.take() {
             let _ = first.try_send(());
         }
     }
 
-    fn track(&mut self, answer: ProbeReply) {
-        let at = time_of(answer.taken);
-        // That a source is not on this machine is an answer, too.
-        if matches!(answer.result, Ok(_) | Err(SourceError::NotPresent { .. })) {
+    fn track_reply(&mut self, reply: ProbeReply) {
+        let at = time_of(reply.taken);
+        // A source that is not on this machine has replied, too.
+        if matches!(reply.result, Ok(_) | Err(SourceError::NotPresent { .. })) {
             self.answered_at = self.answered_at.max(Some(at));
         }
-        if let Ok(snapshot) = &answer.result {
+        if let Ok(snapshot) = &reply.result {
             for warning in &snapshot.warnings {
-                tracing::debug!(source = %answer.kind, "{warning}");
+                tracing::debug!(source = %reply.kind, "{warning}");
             }
         }
-        self.tracker.observe(at, answer.kind, answer.result);
+        self.tracker.observe(at, reply.kind, reply.result);
     }
 
     /// Returns everything that is known now, for the pool and for the statistics.
-    fn sum_up(&mut self) -> (NodeSample, Round) {
+    fn summarize_round(&mut self) -> (NodeSample, SamplingRound) {
         let clock = clock::both();
         let mut readings = self.take_readings();
         let tracked = self.tracker.devices();
         let numbered: Vec<(GpuId, &DetectedDevice)> =
             tracked.iter().map(|device| (device.gpu_id, &*device.found)).collect();
-        let visible = self.publish.filter().among(&numbered);
+        let visible = self.statistics.filter().among(&numbered);
         if !tracked.is_empty() && visible.warnings != self.warnings {
             visible.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
             self.warnings.clone_from(&visible.warnings);
@@ -333,8 +333,8 @@ impl Rounds {
             links: self.tracker.links().copied().collect(),
         };
         let sources = self.sources.iter().map(|source| source.probe.status()).collect();
-        let (refresh, answered_at) = (self.publish.refresh(), self.answered_at);
-        (sample, Round { clock, devices, sources, answered_at, refresh, stopped: false })
+        let (refresh, answered_at) = (self.statistics.refresh(), self.answered_at);
+        (sample, SamplingRound { clock, devices, sources, answered_at, refresh, stopped: false })
     }
 
     /// Returns the readings of the devices that were read since the last time.
@@ -343,7 +343,7 @@ impl Rounds {
         if read.is_empty() {
             return BTreeMap::new();
         }
-        let attributor = ProcessAttributor {
+        let attributor = LeaseAttributor {
             holdings: (self.holdings)(),
             evidence: self.sources.iter().map(|source| source.evidence.current()).collect(),
             simulated: self.simulated,
@@ -375,7 +375,7 @@ fn time_of(taken: Instant) -> PoolTime {
     PoolTime(clock::now().0.saturating_sub(ago))
 }
 
-fn trouble(source: &SourceStatus) -> Option<(SourceKind, SourceError)> {
+fn source_failure(source: &SourceStatus) -> Option<(SourceKind, SourceError)> {
     match &source.state {
         SourceState::Failed(error) if !matches!(error, SourceError::NotPresent { .. }) => {
             Some((source.kind, error.clone()))
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_keep_step_however_long_one_took() {
+    fn rounds_stay_in_step_after_a_long_one() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let due_after = |millis| next_due(start, second, start + Duration::from_millis(millis)) - start;
         assert_eq!(due_after(0), second);

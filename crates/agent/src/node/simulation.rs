@@ -1,6 +1,6 @@
-//! Simulated devices of an agent (`--simulate`): leases put load on them, people make them fail.
+//! Simulated devices of an agent (`--simulate`): leases put load on them, and injected faults make them fail.
 //!
-//! Holds a handle to the devices only; they are read through the sampler like any other. Nothing here has a thread.
+//! A handle of the devices only: the sampler reads them like any other. Nothing here has a thread.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,24 +16,24 @@ use serde_json::Value;
 
 use crate::messages::PreparedDevice;
 
-/// What the name of a process begins with that a lease is simulated by; squatters have another name.
+/// The prefix of the names of processes that simulate leases. Squatters have other names.
 const LOAD: &str = "lease-";
 
-/// Why a fault is not set or cleared.
+/// A reason why a fault was not set or cleared.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
-    /// There is no such device.
+    /// The device is unknown.
     #[error("gpu_id: {0} is no simulated device; allowed: a number of GET /v1/devices, or none for all of them")]
     NoSuchGpu(GpuId),
-    /// There is no such fault.
+    /// The fault is unknown.
     #[error("fault: {value} is not allowed ({why}); allowed: null, or one of {}, by name or as an object", SimulatedFault::KINDS.join(", "))]
     NoSuchFault {
-        /// What was given.
+        /// The value in the request.
         value: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A number of the fault is out of range, or a device is not there.
+    /// A number of the fault is out of range, or a device is absent.
     #[error(transparent)]
     Refused(#[from] ControlError),
 }
@@ -43,12 +43,12 @@ pub enum SimulationError {
 pub struct Simulation {
     control: SimulationControl,
     places: BTreeMap<DeviceIdentity, DevicePosition>,
-    /// Where each lease put load. A lock, because leases start and end where they are granted, faults come from people.
+    /// The devices that each lease loads. A lock, because the authority starts and ends leases, and requests inject faults.
     loads: Mutex<BTreeMap<LeaseId, Vec<DevicePosition>>>,
 }
 
 impl Simulation {
-    /// The devices that a text or file describes, on a node of this name, and the source they are read from.
+    /// Returns the devices that a text or file describes, on a node of this name, and their source.
     pub fn new(text_or_path: &str, node: &str) -> Result<(Self, Box<dyn DeviceSource>), SimulationSpecError> {
         let spec = SimulationSpec::load(text_or_path)?.on_node(node);
         let (source, control) = SimulatedSource::new(&spec, monotonic_clock());
@@ -63,7 +63,7 @@ impl Simulation {
             let name = Some(format!("{LOAD}{lease}").into());
             let load = SimulatedLoad { share: *share, memory: *memory, pid: None, name };
             if let Err(error) = self.control.set_load(place, lease.0, load) {
-                tracing::warn!(%lease, %error, "a lease is not simulated");
+                tracing::warn!(%lease, %error, "cannot simulate the load of a lease");
                 continue;
             }
             let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,8 +82,8 @@ impl Simulation {
         }
     }
 
-    /// Does what `POST /v1/simulate/faults` asks: sets a fault or, with `null`, mends; and says on how many devices, or
-    /// how many faults were mended. `identity_of` knows the devices by number.
+    /// Sets a fault or, with `null`, clears faults, as `POST /v1/simulate/faults` does. Returns the number of affected devices
+    /// or of cleared faults. `identity_of` returns a device by its number.
     pub fn fault(
         &self,
         body: &FaultBody,
@@ -102,33 +102,33 @@ impl Simulation {
         })
     }
 
-    /// The body of `GET /v1/simulate/faults`; `gpu_id_of` knows the numbers of devices.
+    /// Returns the body of `GET /v1/simulate/faults`. `gpu_id_of` returns the number of a device.
     pub fn faults(&self, gpu_id_of: impl Fn(&DeviceIdentity) -> Option<GpuId>) -> FaultList {
         let numbers: BTreeMap<DevicePosition, GpuId> =
             self.places.iter().filter_map(|(identity, place)| Some((*place, gpu_id_of(identity)?))).collect();
-        let told = |fault: gpupool_devices::simulated::DeviceFault| {
+        let body_of = |fault: gpupool_devices::simulated::DeviceFault| {
             let gpu_id = numbers.get(&fault.place)?.0;
             Some(DeviceFaultBody { gpu_id, fault: serde_json::to_value(fault.fault).ok()? })
         };
         FaultList {
-            faults: self.control.faults().into_iter().filter_map(told).collect(),
+            faults: self.control.faults().into_iter().filter_map(body_of).collect(),
             known: SimulatedFault::KINDS.map(ToOwned::to_owned).to_vec(),
         }
     }
 
-    /// Returns the handle itself, for what cannot be asked for over HTTP.
+    /// Returns the control of the devices, for faults that HTTP cannot set.
     #[cfg(test)]
     pub const fn control(&self) -> &SimulationControl {
         &self.control
     }
 }
 
-/// The lease that a process on a simulated device stands for, by the name of the process.
+/// Returns the lease that a process on a simulated device stands for, by the name of the process.
 pub(crate) fn lease_of(process: &str) -> Option<LeaseId> {
     process.strip_prefix(LOAD)?.parse().ok().map(LeaseId)
 }
 
-/// The fault a body means; `None` is to mend.
+/// Returns the fault of a request; `None` clears faults.
 fn fault_of(value: &Value) -> Result<Option<SimulatedFault>, SimulationError> {
     let refused =
         |why: String| SimulationError::NoSuchFault { value: value.to_string().chars().take(200).collect(), why };

@@ -15,15 +15,15 @@ use super::simulation::Simulation;
 /// The longest time that the first reading may delay the start.
 const FIRST_READING: Duration = Duration::from_millis(100);
 
-/// The sources of an agent.
-pub struct Sources {
+/// The sources of readings of a node.
+pub struct ReadingSources {
     sources: Vec<Box<dyn DeviceSource>>,
     places: Option<SourcePaths>,
     /// The handle of the simulated devices.
     pub simulation: Option<Arc<Simulation>>,
 }
 
-impl Sources {
+impl ReadingSources {
     /// Opens the sources that the configuration names.
     pub fn open(config: &Config) -> Result<Self, AgentError> {
         if let Some(text) = &config.monitoring.simulate {

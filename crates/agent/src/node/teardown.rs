@@ -1,4 +1,4 @@
-//! The teardown of a lease that ended: everything that runs under it is ended, then the authority is told.
+//! The teardown of a lease that ended: everything that runs under it is ended, then the node reports it drained.
 //!
 //! The control group of the lease is killed whole. A holder that the lease was taken from is asked to end, and after a
 //! grace is killed with its descendants. A holder of several leases is left alone; its jobs under this lease are ended
@@ -19,7 +19,7 @@ use super::job_cgroups::JobCgroups;
 
 /// The time that a holder may take to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(5);
-/// The time between two looks whether anything still runs in a group.
+/// The time between two checks of whether a group is populated.
 const CHECK_CGROUP: Duration = Duration::from_millis(250);
 /// The time after which a group that could not be killed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -47,8 +47,9 @@ pub(super) async fn tear_down(lease: LeaseId, attachment: Attachment, taken_back
 /// Kills everything in the control group of a lease and removes the group, however long that takes.
 pub(super) async fn remove_cgroup(lease: LeaseId, cgroups: &Arc<JobCgroups>) {
     loop {
-        let cgroups = cgroups.clone();
-        if tokio::task::spawn_blocking(move || cgroups.remove(lease)).await.unwrap_or(false) {
+        let (cgroups, span) = (cgroups.clone(), tracing::Span::current());
+        let removed = tokio::task::spawn_blocking(move || span.in_scope(|| cgroups.remove(lease)));
+        if removed.await.unwrap_or(false) {
             return;
         }
         tokio::time::sleep(RETRY).await;

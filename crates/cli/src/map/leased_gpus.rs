@@ -122,10 +122,10 @@ impl GpuWorkerManager {
         while let Some(event) = events.blocking_next() {
             match event {
                 GpuEvent::Granted(granted) => self.on_granted(&granted),
-                GpuEvent::Lost { place, why } => self.on_lost(place, &why),
-                GpuEvent::Refused { place, why } => self.on_refused(place, &why),
-                GpuEvent::Waiting { place, text } => {
-                    if self.context.waiting.set_text(place, Some(text.clone())) && self.context.printer.bars.is_none() {
+                GpuEvent::Lost { slot, why } => self.on_lost(slot, &why),
+                GpuEvent::Refused { slot, why } => self.on_refused(slot, &why),
+                GpuEvent::Waiting { slot, text } => {
+                    if self.context.waiting.set_text(slot, Some(text.clone())) && self.context.printer.bars.is_none() {
                         self.context.printer.info(text);
                     }
                 }
@@ -135,44 +135,44 @@ impl GpuWorkerManager {
     }
 
     fn on_granted(&mut self, granted: &GrantedLease) {
-        self.set_state(granted.place, GpuSlotState::Granted);
+        self.set_state(granted.slot, GpuSlotState::Granted);
         let devices = granted.devices.iter().map(|device| format!("GPU {} ({})", device.gpu_id, device.name));
         self.context.printer.info(format_args!("granted: {}", devices.collect::<Vec<_>>().join(", ")));
         // `None` while the GPUs are being released.
         let Some(lease_manager) = self.lease_manager.upgrade() else { return };
-        for id in self.worker_ids(granted.place) {
-            let on = lease_manager.worker_slot(id, granted);
-            let mut place = worker_slot(id);
-            place.environment.extend(on.environment);
-            self.context.remote.add_worker(WorkerSlot { environment: place.environment, ..on });
+        for id in self.worker_ids(granted.slot) {
+            let gpu_slot = lease_manager.worker_slot(id, granted);
+            let mut slot = worker_slot(id);
+            slot.environment.extend(gpu_slot.environment);
+            self.context.remote.add_worker(WorkerSlot { environment: slot.environment, ..gpu_slot });
         }
     }
 
-    fn on_lost(&mut self, place: usize, why: &str) {
-        self.set_state(place, GpuSlotState::Requested);
+    fn on_lost(&mut self, slot: usize, why: &str) {
+        self.set_state(slot, GpuSlotState::Requested);
         self.context.printer.warn(format_args!("lost a GPU ({why}); its tasks continue on other workers"));
-        for id in self.worker_ids(place) {
+        for id in self.worker_ids(slot) {
             self.context.remote.withdraw_worker(id, why);
         }
     }
 
-    fn on_refused(&mut self, place: usize, why: &str) {
-        self.set_state(place, GpuSlotState::Refused);
+    fn on_refused(&mut self, slot: usize, why: &str) {
+        self.set_state(slot, GpuSlotState::Refused);
         if self.slots.iter().all(|state| *state == GpuSlotState::Refused) {
             return self.context.stop.now(StopReason::Failed(anyhow!("no GPU was granted: {why}")));
         }
         self.context.printer.warn(format_args!("a GPU was not granted: {why}"));
     }
 
-    fn set_state(&mut self, place: usize, state: GpuSlotState) {
-        if let Some(slot) = self.slots.get_mut(place) {
-            *slot = state;
+    fn set_state(&mut self, slot: usize, state: GpuSlotState) {
+        if let Some(current) = self.slots.get_mut(slot) {
+            *current = state;
         }
-        self.context.waiting.set_text(place, None);
+        self.context.waiting.set_text(slot, None);
     }
 
-    fn worker_ids(&self, place: usize) -> impl Iterator<Item = WorkerId> + use<> {
-        let first = u32::try_from(place).unwrap_or(u32::MAX).saturating_mul(self.each);
+    fn worker_ids(&self, slot: usize) -> impl Iterator<Item = WorkerId> + use<> {
+        let first = u32::try_from(slot).unwrap_or(u32::MAX).saturating_mul(self.each);
         (first..first.saturating_add(self.each)).map(WorkerId)
     }
 }
@@ -215,8 +215,8 @@ impl GpuMemoryLimit {
             let Some(pid) = worker.pid else { continue };
             let tree = ProcFs::system().descendants(pid).unwrap_or_default();
             let pids: Vec<u32> = tree.iter().map(|process| process.pid).chain([pid]).collect();
-            let place = usize::try_from(worker.id.0 / self.workers_each).unwrap_or(usize::MAX);
-            match memory.used_by(place, &pids) {
+            let slot = usize::try_from(worker.id.0 / self.workers_each).unwrap_or(usize::MAX);
+            match memory.used_by(slot, &pids) {
                 None => is_known = false,
                 Some(used) if used > self.allowed => {
                     let excess = BoundExceeded::DeviceMemory { used, allowed: self.allowed };

@@ -157,16 +157,16 @@ fn run_plan(map: &MapArgs, command: &[OsString]) -> RunPlan {
     plan.report_started = map.json;
     if map.is_without_gpus() {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
-        plan.places = (0..map.jobs.unwrap_or_else(cpus)).map(|id| worker_slot(WorkerId(id))).collect();
+        plan.slots = (0..map.jobs.unwrap_or_else(cpus)).map(|id| worker_slot(WorkerId(id))).collect();
     }
     plan
 }
 
 /// Returns a worker slot without a GPU, with the worker's number in the environment.
 pub(super) fn worker_slot(id: WorkerId) -> WorkerSlot {
-    let mut place = WorkerSlot::new(id);
-    place.environment.push((SLOT_VARIABLE.into(), Some((id.0 + 1).to_string())));
-    place
+    let mut slot = WorkerSlot::new(id);
+    slot.environment.push((SLOT_VARIABLE.into(), Some((id.0 + 1).to_string())));
+    slot
 }
 
 fn open_log(map: &MapArgs) -> anyhow::Result<(Option<JobLog>, Option<FinishedTasks>)> {

@@ -354,3 +354,22 @@ async fn a_lease_that_ends_while_its_job_comes_leaves_no_group_and_no_job() {
     };
     eventually("groups of leases that are over are removed", async || (left() == 0).then_some(())).await;
 }
+
+#[tokio::test]
+async fn a_node_with_live_leases_cannot_be_renamed() {
+    let mut agent = agent().simulate("1xH100").start().await;
+    let (lease, _) = granted(&agent.client(), &whole()).await;
+    let old = agent.client().pool().await.unwrap().node;
+    assert!(agent.stop().await.success());
+    let mut renamed = Command::new("timeout");
+    renamed.args(["20", env!("CARGO_BIN_EXE_gpupool"), "serve", "--simulate", "1xH100", "--port", "0"]);
+    let refused = renamed.args(["--node-name", "renamed", "--state-dir"]).arg(agent.state_dir()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let expected = format!(
+        "live leases of node {old:?} ({}), but server.node_name is \"renamed\"; set server.node_name to {old:?}",
+        lease.id
+    );
+    assert!(refused.status.code() == Some(1) && said.contains(&expected), "{said}");
+    agent.restart().await;
+    assert_eq!(now(&agent.client(), lease.id).await.state, LeaseState::Active);
+}

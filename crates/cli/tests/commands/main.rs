@@ -1,9 +1,10 @@
-//! The other commands through the real binary, and the commands in README and docs/api.md.
+//! The other commands through the real binary, and the commands in README and docs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod api_guide;
 mod config;
 mod devices;
+mod documentation;
 #[cfg(feature = "kube")]
 mod kube;
 mod lease;
@@ -13,3 +14,4 @@ mod status;
 #[path = "../support/mod.rs"]
 mod support;
 mod token_and_usage;
+mod tutorial;

@@ -97,6 +97,12 @@ fn every_command_of_the_readme_runs() {
 }
 
 #[test]
+fn the_readme_is_short() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    assert!(readme.lines().count() <= 120, "move the rest into docs");
+}
+
+#[test]
 fn ci_runs_only_the_test_command_of_the_readme() {
     assert!(commands().contains(&"scripts/test".to_owned()));
     let ci = std::fs::read_to_string(root().join(".ci/run")).unwrap();

@@ -121,7 +121,7 @@ async fn bad_settings_are_reported_with_the_allowed_values() {
     );
     assert!(printed(client().utilization_threshold(f64::NAN)).contains("utilization_threshold is NaN"));
     assert!(printed(client().endpoint("localhost:8000")).contains("http://localhost:8000"));
-    assert!(printed(client().endpoints(" , ")).contains("one endpoint at least"));
+    assert!(printed(client().endpoints(" , ")).contains("at least one endpoint"));
     let token = gpupool_client::SecretString::new("x");
     assert!(printed(client().token_for("nobody", token)).contains("nobody"));
     let client = start_client(quick_polling(client().endpoints("http://127.0.0.1:1"))).await;

@@ -73,27 +73,27 @@ impl LeaseRun {
     /// Waits for several grants and sorts them by slot.
     fn next_grants(&mut self, count: usize) -> Vec<GrantedLease> {
         let mut granted: Vec<GrantedLease> = (0..count).map(|_| self.next_grant()).collect();
-        granted.sort_by_key(|granted| granted.place);
+        granted.sort_by_key(|granted| granted.slot);
         granted
     }
 
     fn next_loss(&mut self) -> (usize, String) {
         self.wait_for_event("a loss", |events| match events {
-            GpuEvent::Lost { place, why } => Some((*place, why.clone())),
+            GpuEvent::Lost { slot, why } => Some((*slot, why.clone())),
             _ => None,
         })
     }
 
     fn next_refusal(&mut self) -> (usize, String) {
         self.wait_for_event("a refusal", |events| match events {
-            GpuEvent::Refused { place, why } => Some((*place, why.clone())),
+            GpuEvent::Refused { slot, why } => Some((*slot, why.clone())),
             _ => None,
         })
     }
 
     fn next_wait(&mut self) -> (usize, String) {
         self.wait_for_event("waiting", |events| match events {
-            GpuEvent::Waiting { place, text } => Some((*place, text.clone())),
+            GpuEvent::Waiting { slot, text } => Some((*slot, text.clone())),
             _ => None,
         })
     }
@@ -147,14 +147,14 @@ async fn each_gpu_is_used_as_soon_as_it_is_granted() {
     let other = take_gpus(&client, 1).await;
     let mut run = LeaseRun::start(agent.client_unix(), whole_gpus(3));
     let first = run.next_grants(2);
-    let (place, text) = run.next_wait();
+    let (slot, text) = run.next_wait();
     assert!(text.contains("number 1"), "{text}");
     client.release(other.id).await.unwrap();
     let last = run.next_grant();
-    assert_eq!(last.place, place);
+    assert_eq!(last.slot, slot);
 
     let all: Vec<&GrantedLease> = first.iter().chain([&last]).collect();
-    assert_eq!(all.iter().map(|granted| granted.place).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
+    assert_eq!(all.iter().map(|granted| granted.slot).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     assert_eq!(all.iter().flat_map(|granted| granted.gpu_ids()).collect::<BTreeSet<_>>(), BTreeSet::from([0, 1, 2]));
     for granted in all {
         let is_set = |name: &str, value: &str| granted.env.contains(&(name.into(), Some(value.into())));
@@ -201,10 +201,10 @@ async fn fractions_fill_one_gpu_and_no_more() {
 async fn selected_gpus_are_used_and_a_missing_one_is_refused() {
     let agent = agent_of("3xH100").start().await;
     let mut run = LeaseRun::start(agent.client_unix(), GpuRequest { gpu_ids: vec![2, 9, 0], ..GpuRequest::default() });
-    let (place, why) = run.next_refusal();
-    assert_eq!(place, 1, "{why}");
+    let (slot, why) = run.next_refusal();
+    assert_eq!(slot, 1, "{why}");
     let granted = run.next_grants(2);
-    let reported: Vec<_> = granted.iter().map(|granted| (granted.place, granted.gpu_ids())).collect();
+    let reported: Vec<_> = granted.iter().map(|granted| (granted.slot, granted.gpu_ids())).collect();
     assert_eq!(reported, [(0, vec![2]), (2, vec![0])]);
 }
 
@@ -215,11 +215,11 @@ async fn a_revoked_gpu_costs_only_its_workers_and_is_requested_again() {
         let mut run = LeaseRun::start(way.client(&agent), whole_gpus(2));
         let [taken, kept] = <[GrantedLease; 2]>::try_from(run.next_grants(2)).unwrap();
         agent.client_unix().revoke(taken.lease, 0.0).await.unwrap();
-        let (place, why) = run.next_loss();
-        assert_eq!(place, taken.place);
+        let (slot, why) = run.next_loss();
+        assert_eq!(slot, taken.slot);
         assert!(why.contains("administrator"), "{why}");
         let again = run.next_grant();
-        assert_eq!((again.place, again.gpu_ids()), (taken.place, taken.gpu_ids()));
+        assert_eq!((again.slot, again.gpu_ids()), (taken.slot, taken.gpu_ids()));
         assert!(again.token > taken.token && again.lease != taken.lease, "{again:#?}");
         let old = run.lease_manager.attach_process(&taken, std::process::id());
         assert!(matches!(old, Err(GpuError::NotHeld { lease }) if lease == taken.lease), "{old:?}");
@@ -249,7 +249,7 @@ async fn the_agent_kills_only_the_workers_on_a_lost_gpu() {
     agent.client_unix().revoke(taken.lease, 0.0).await.unwrap();
     run.next_loss();
     ends.iter().for_each(ObservedProcess::wait_for_exit);
-    assert_eq!(run.next_grant().place, taken.place);
+    assert_eq!(run.next_grant().slot, taken.slot);
     assert!(other.observe().is_alive());
     drop(other);
     run.lease_manager.release_all();
@@ -357,7 +357,7 @@ async fn the_gpu_memory_of_workers_is_reported() {
     let granted = run.next_grants(2);
     let workers: Vec<WorkerProcess> = (0..2).map(|_| WorkerProcess::start(&granted[0])).collect();
     let pids: Vec<u32> = workers.iter().map(WorkerProcess::pid).collect();
-    let used = |place, pids: &[u32]| run.lease_manager.read_gpu_memory().unwrap().used_by(place, pids);
+    let used = |slot, pids: &[u32]| run.lease_manager.read_gpu_memory().unwrap().used_by(slot, pids);
     eventually("a look at the devices", async || used(0, &pids).filter(|bytes| *bytes == 0)).await;
     for (pid, mib) in pids.iter().zip([1_024, 2_048]) {
         let fault = format!("squatter:{pid}:{mib}").into();
@@ -366,7 +366,7 @@ async fn the_gpu_memory_of_workers_is_reported() {
     eventually("the memory of both", async || used(0, &pids).filter(|bytes| *bytes == 3_072 << 20)).await;
     assert_eq!(used(0, &pids[..1]), Some(1_024 << 20));
     assert_eq!(used(1, &pids), Some(0), "on the other GPU they use nothing");
-    assert_eq!(used(2, &pids), None, "there is no such place");
+    assert_eq!(used(2, &pids), None, "there is no such slot");
     let fault = serde_json::Value::String("failed_field:processes".into());
     client.set_fault(&FaultBody { gpu_id: Some(granted[0].gpu_ids()[0]), fault }).await.unwrap();
     eventually("an unknown value", async || used(0, &pids).is_none().then_some(())).await;
@@ -380,7 +380,7 @@ async fn a_run_that_ends_while_the_agent_is_away_releases_its_lease_later() {
     agent.kill9().await;
     assert!(run.lease_manager.attach_process(&granted, std::process::id()).is_err());
     let reported = run.remaining_events();
-    let printed = format!("lease {} could not be given back", granted.lease);
+    let printed = format!("lease {} could not be released", granted.lease);
     assert!(
         reported.iter().any(|events| matches!(events, GpuEvent::Note(text) if text.contains(&printed))),
         "{reported:#?}"

@@ -1,19 +1,20 @@
-//! A client of one agent: where it is, who asks, how long to wait. Connections are kept open and used again.
+//! Client of one agent: its address, token and time limits. Connections are pooled.
 //!
-//! [`routes`] has a call for each route; [`call`] asks and judges answers, [`streams`] reads those that do not end, [`guard`] keeps
-//! a lease, [`waiting`] waits for one.
+//! [`routes`] has a call for each route, [`api_call`] sends them, [`streams`] reads streaming responses,
+//! [`lease_guard`] holds a lease (with [`renewal_timer`]), [`wait_until_granted`] waits for one.
 
-mod call;
-mod guard;
+mod api_call;
+mod lease_guard;
+mod renewal_timer;
 mod routes;
 mod streams;
-mod waiting;
+mod wait_until_granted;
 
-pub use guard::LeaseGuard;
-pub(crate) use guard::ended;
+pub use lease_guard::LeaseGuard;
+pub(crate) use lease_guard::ended_loss;
 pub use routes::{HistoryQuery, IdempotencyKey, LeaseQuery, UsageGrouping};
 pub use streams::{EventId, EventStream, LeaseHold, LeaseHoldEnd};
-pub use waiting::{WaitOptions, WaitProgress};
+pub use wait_until_granted::{WaitOptions, WaitProgress};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,68 +23,68 @@ use std::time::Duration;
 use gpupool_config::{LoadedConfig, SecretString};
 use http::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 
-use crate::limits::{ANSWER, CONNECT, RETRIES};
-use crate::transport::{Http, Transport};
-use crate::wire::Wire;
+use crate::limits::{CONNECT_TIMEOUT, MAX_CALL_RETRIES, RESPONSE_TIMEOUT};
+use crate::local_transport::LocalTransport;
+use crate::transport::{ReqwestTransport, Transport};
 use crate::{ClientError, Endpoint, transport};
 
-use guard::Young;
+use renewal_timer::RenewalTimer;
 
-/// Asks one agent. Cheap to clone; clones share connections.
+/// Client of one agent. Cheap to clone; clones share connections.
 #[derive(Debug, Clone)]
 pub struct AgentClient {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<AgentClientInner>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct AgentClientInner {
     pub endpoint: Endpoint,
     pub transport: Arc<dyn Transport>,
-    /// Carries answers that do not end; not there where somebody else carries the questions.
-    pub http: Option<Http>,
-    /// How long an answer may take, beyond what it was asked to wait.
-    pub answer: Duration,
-    /// Times a question is asked again after a passing fault.
+    /// Transport for streaming responses. `None` with a transport of the caller.
+    pub http: Option<ReqwestTransport>,
+    /// Time limit for a response, beyond the wait requested from the agent.
+    pub response_timeout: Duration,
+    /// Maximum number of retries after transient failures.
     pub retries: u32,
     /// Leases that need no renewal yet.
-    pub young: Young,
+    pub renewal_timer: RenewalTimer,
 }
 
 impl AgentClient {
-    /// A client without a token, with the usual timeouts.
+    /// Creates a client without a token and with default time limits.
     pub fn new(endpoint: Endpoint) -> Result<Self, ClientError> {
         Self::builder(endpoint).build()
     }
 
-    /// A client to be set up.
+    /// Returns a builder with default settings.
     pub fn builder(endpoint: Endpoint) -> AgentClientBuilder {
         AgentClientBuilder {
             endpoint,
             token: None,
             ca_file: None,
             proxy: None,
-            connect: CONNECT,
-            answer: ANSWER,
-            retries: RETRIES,
+            connect_timeout: CONNECT_TIMEOUT,
+            response_timeout: RESPONSE_TIMEOUT,
+            retries: MAX_CALL_RETRIES,
         }
     }
 
-    /// A client with what is configured for clients on this machine.
+    /// Creates a client with the configuration for clients on this machine.
     pub fn from_config(endpoint: Endpoint, loaded: &LoadedConfig) -> Result<Self, ClientError> {
         let settings = &loaded.config.client;
-        // Over the socket the kernel says who we are; a token for some other server would only be unknown there.
+        // Over the socket the kernel identifies the caller; a token for another server would be rejected there.
         let token = settings.token.clone().filter(|_| endpoint.socket().is_none());
-        let (ca_file, answer) = (settings.ca_file.clone(), settings.endpoint_timeout);
-        AgentClientBuilder { token, ca_file, answer, ..Self::builder(endpoint) }.build()
+        let (ca_file, response_timeout) = (settings.ca_file.clone(), settings.endpoint_timeout);
+        AgentClientBuilder { token, ca_file, response_timeout, ..Self::builder(endpoint) }.build()
     }
 
-    /// Where its agent answers.
+    /// Address of the agent.
     pub fn endpoint(&self) -> &Endpoint {
         &self.inner.endpoint
     }
 }
 
-/// Sets up a [`AgentClient`].
+/// Builder of an [`AgentClient`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before build()"]
 pub struct AgentClientBuilder {
@@ -91,72 +92,82 @@ pub struct AgentClientBuilder {
     pub(crate) token: Option<SecretString>,
     pub(crate) ca_file: Option<PathBuf>,
     pub(crate) proxy: Option<String>,
-    pub(crate) connect: Duration,
-    pub(crate) answer: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
     pub(crate) retries: u32,
 }
 
 impl AgentClientBuilder {
-    /// Shows this token with every question.
+    /// Sends this token with every request.
     pub fn token(self, token: SecretString) -> Self {
         Self { token: Some(token), ..self }
     }
 
-    /// Trusts only the certificates of this file (PEM), in place of those the system trusts.
+    /// Trusts only the certificates of this file (PEM) in place of those of the system.
     pub fn ca_file(self, path: impl Into<PathBuf>) -> Self {
         Self { ca_file: Some(path.into()), ..self }
     }
 
-    /// Reaches it through this proxy, in place of what the environment says; not asked for what is on this machine.
+    /// Uses this proxy in place of the one from the environment; never for endpoints on this machine.
     pub fn proxy(self, address: impl Into<String>) -> Self {
         Self { proxy: Some(address.into()), ..self }
     }
 
-    /// How long making a connection may take.
-    pub fn connect_timeout(self, connect: Duration) -> Self {
-        Self { connect, ..self }
+    /// Sets the time limit for opening a connection.
+    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
+        Self { connect_timeout, ..self }
     }
 
-    /// How long an answer may take, beyond what it was asked to wait.
-    pub fn response_timeout(self, answer: Duration) -> Self {
-        Self { answer, ..self }
+    /// Sets the time limit for a response, beyond the wait requested from the agent.
+    pub fn response_timeout(self, response_timeout: Duration) -> Self {
+        Self { response_timeout, ..self }
     }
 
-    /// How often a question is asked again after a fault that may pass.
+    /// Sets the maximum number of retries after transient failures.
     pub fn retries(self, retries: u32) -> Self {
         Self { retries, ..self }
     }
 
-    /// The client. Nothing is sent yet.
+    /// Builds the client without sending a request.
     pub fn build(self) -> Result<AgentClient, ClientError> {
-        let headers = headers(self.token.as_ref())?;
-        let http = self.http(&headers)?;
-        let transport: Arc<dyn Transport> = match Wire::to(&self.endpoint, headers, self.connect) {
-            Some(wire) => Arc::new(wire),
-            None => Arc::new(http.clone()),
-        };
+        let headers = default_headers(self.token.as_ref())?;
+        let http = self.build_reqwest(&headers)?;
+        let transport: Arc<dyn Transport> =
+            match LocalTransport::for_endpoint(&self.endpoint, headers, self.connect_timeout) {
+                Some(local_transport) => Arc::new(local_transport),
+                None => Arc::new(http.clone()),
+            };
         Ok(self.finish(transport, Some(http)))
     }
 
-    /// The client, whose questions somebody else carries. Events and held connections cannot be had over it.
+    /// Builds the client with a transport of the caller. It supports neither events nor held connections.
     pub fn build_with_transport(self, transport: Arc<dyn Transport>) -> AgentClient {
         self.finish(transport, None)
     }
 
-    fn finish(self, transport: Arc<dyn Transport>, http: Option<Http>) -> AgentClient {
-        let Self { endpoint, answer, retries, .. } = self;
-        AgentClient { inner: Arc::new(Inner { endpoint, transport, http, answer, retries, young: Young::default() }) }
+    fn finish(self, transport: Arc<dyn Transport>, http: Option<ReqwestTransport>) -> AgentClient {
+        let Self { endpoint, response_timeout, retries, .. } = self;
+        AgentClient {
+            inner: Arc::new(AgentClientInner {
+                endpoint,
+                transport,
+                http,
+                response_timeout,
+                retries,
+                renewal_timer: RenewalTimer::default(),
+            }),
+        }
     }
 
-    fn http(&self, headers: &HeaderMap) -> Result<Http, ClientError> {
+    fn build_reqwest(&self, headers: &HeaderMap) -> Result<ReqwestTransport, ClientError> {
         let tls = transport::tls_config(&self.endpoint, self.ca_file.as_deref())?;
         let mut builder = reqwest::Client::builder()
             .default_headers(headers.clone())
-            .connect_timeout(self.connect)
+            .connect_timeout(self.connect_timeout)
             .redirect(reqwest::redirect::Policy::none())
             .tls_backend_preconfigured(tls);
         if self.endpoint.is_local() {
-            // A proxy of the network cannot reach this machine's own loopback.
+            // A network proxy cannot reach this machine's loopback.
             builder = builder.no_proxy();
         } else if let Some(proxy) = &self.proxy {
             let proxy = reqwest::Proxy::all(proxy).map_err(|error| {
@@ -169,15 +180,15 @@ impl AgentClientBuilder {
             builder = builder.unix_socket(path);
         }
         if self.token.is_some() && !self.endpoint.is_local() && !self.endpoint.is_encrypted() {
-            tracing::warn!(endpoint = %self.endpoint, "the token goes over plain HTTP, where others can read it; use https");
+            tracing::warn!(endpoint = %self.endpoint, "the token is sent over plain HTTP, where others can read it; use https");
         }
         let unusable = |error| ClientError::setting("client", error, "settings this machine can use");
         let client = builder.build().map_err(unusable)?;
-        Ok(Http { endpoint: self.endpoint.clone(), client })
+        Ok(ReqwestTransport { endpoint: self.endpoint.clone(), client })
     }
 }
 
-fn headers(token: Option<&SecretString>) -> Result<HeaderMap, ClientError> {
+fn default_headers(token: Option<&SecretString>) -> Result<HeaderMap, ClientError> {
     let mut headers = HeaderMap::new();
     headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("gpupool/", env!("CARGO_PKG_VERSION"))));
@@ -207,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_never_shown_by_what_carries_it() {
+    fn debug_output_never_shows_a_token() {
         let builder = AgentClient::builder("http://127.0.0.1:1".parse().unwrap()).token(SecretString::new("hush"));
         assert!(!format!("{builder:?}").contains("hush"));
         assert!(!format!("{:?}", builder.build().unwrap()).contains("hush"));

@@ -1,5 +1,4 @@
-//! Answers that do not end: what happens at the agent, as it happens, over connections that are made anew and go on where they
-//! were; and connections that are a lease.
+//! Streaming responses: events, over connections that reconnect and resume, and connections that hold a lease.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,17 +11,17 @@ use http::header::CONTENT_TYPE;
 use reqwest::Response;
 use tokio::time::Instant;
 
-use super::call::Call;
-use crate::limits::{AGENT_AWAY_LIMIT, EVENT_BYTES, STREAM_SILENCE};
+use super::api_call::ApiCall;
+use crate::limits::{AGENT_AWAY_LIMIT, MAX_EVENT_BYTES, STREAM_IDLE_TIMEOUT};
 use crate::random::Backoff;
 use crate::{AgentClient, ClientError};
 
-/// Which event: to go on after it.
+/// Position in the event stream, from which a stream can resume.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventId(String);
 
 impl EventId {
-    /// An id that was kept as text.
+    /// Restores an id that was saved as text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -34,84 +33,86 @@ impl fmt::Display for EventId {
     }
 }
 
-/// Events as they come. Has no task of its own: nothing is read before it is asked for.
+/// Stream of events. It has no task of its own: it reads only while a caller waits for the next event.
 #[derive(Debug)]
 pub struct EventStream {
     client: AgentClient,
-    last: Option<EventId>,
-    open: Option<Response>,
-    parser: Parser,
+    last_seen: Option<EventId>,
+    response: Option<Response>,
+    parser: SseParser,
 }
 
 impl AgentClient {
-    /// Follows what happens from now on, or on after an event. When this returns, the agent is listening: what is done after
-    /// it will be told.
+    /// Subscribes to events from now on, or after a given event. When this returns, the agent has subscribed the
+    /// client: no later event is missed.
     pub async fn events(&self, after: Option<EventId>) -> Result<EventStream, ClientError> {
-        let mut events = EventStream { client: self.clone(), last: after, open: None, parser: Parser::default() };
+        let mut events =
+            EventStream { client: self.clone(), last_seen: after, response: None, parser: SseParser::default() };
         events.connect().await?;
         Ok(events)
     }
 }
 
 impl EventStream {
-    /// The next event. After a `reset` events are missing: look at the whole again. Can be dropped and asked for again
-    /// without losing any, and after an error too.
+    /// Returns the next event. After a `reset` event some events are missing: read the full state again. Cancel safe,
+    /// and usable after an error.
     pub async fn next(&mut self) -> Result<(EventId, EventBody), ClientError> {
         loop {
             while let Some(frame) = self.parser.next() {
-                if let Some(event) = self.take(frame)? {
+                if let Some(event) = self.decode_frame(frame)? {
                     return Ok(event);
                 }
             }
-            match self.open {
-                Some(_) => self.read().await?,
-                // The greeting may bring events with it: those first, before more is waited for.
-                None => self.come_back().await?,
+            match self.response {
+                Some(_) => self.read_chunk().await?,
+                // The greeting may contain events: they are returned before more is read.
+                None => self.reconnect().await?,
             }
         }
     }
 
-    /// The last event seen, or where listening began.
+    /// Id of the last event, or of the start of the subscription.
     pub fn last(&self) -> Option<&EventId> {
-        self.last.as_ref()
+        self.last_seen.as_ref()
     }
 
-    fn take(&mut self, frame: Frame) -> Result<Option<(EventId, EventBody)>, ClientError> {
+    fn decode_frame(&mut self, frame: SseFrame) -> Result<Option<(EventId, EventBody)>, ClientError> {
         if let Some(id) = frame.id {
-            self.last = Some(EventId(id));
+            self.last_seen = Some(EventId(id));
         }
         let Some(data) = frame.data else { return Ok(None) };
         let event = serde_json::from_str(&data).map_err(|error| {
-            self.client.not_ours(http::StatusCode::OK, format!("it tells of an event that is none ({error})"))
+            self.client.not_an_agent(http::StatusCode::OK, format!("it sent an invalid event ({error})"))
         })?;
-        Ok(Some((self.last.clone().unwrap_or_else(|| EventId(String::new())), event)))
+        Ok(Some((self.last_seen.clone().unwrap_or_else(|| EventId(String::new())), event)))
     }
 
-    /// Reads on; a connection that ends or falls silent is let go.
-    async fn read(&mut self) -> Result<(), ClientError> {
-        let Some(open) = &mut self.open else { return Ok(()) };
-        let Ok(Ok(Some(chunk))) = tokio::time::timeout(STREAM_SILENCE, open.chunk()).await else {
-            self.let_go();
+    /// Reads one chunk; drops a connection that has ended or is silent.
+    async fn read_chunk(&mut self) -> Result<(), ClientError> {
+        let Some(response) = &mut self.response else { return Ok(()) };
+        let Ok(Ok(Some(chunk))) = tokio::time::timeout(STREAM_IDLE_TIMEOUT, response.chunk()).await else {
+            self.drop_connection();
             return Ok(());
         };
         self.parser.push(&chunk).map_err(|error| {
-            self.let_go();
-            self.client.not_ours(http::StatusCode::OK, error.to_string())
+            self.drop_connection();
+            self.client.not_an_agent(http::StatusCode::OK, error.to_string())
         })
     }
 
-    fn let_go(&mut self) {
-        self.open = None;
-        // Half an event is told again.
-        self.parser = Parser::default();
+    fn drop_connection(&mut self) {
+        self.response = None;
+        // An incomplete event is sent again.
+        self.parser = SseParser::default();
     }
 
-    /// Connects again, for as long as an agent may be away.
-    async fn come_back(&mut self) -> Result<(), ClientError> {
+    /// Reconnects, for as long as an agent may be away.
+    async fn reconnect(&mut self) -> Result<(), ClientError> {
         let until = Instant::now() + AGENT_AWAY_LIMIT;
         let mut backoff = Backoff::default();
         loop {
-            // Also before the first try: an agent that hangs up at once is not to be called without pause.
+            // Also before the first attempt: an agent that closes connections at once must not be called without a
+            // pause.
             backoff.pause_until(until).await;
             match self.connect().await {
                 Err(error) if error.is_transient() && Instant::now() < until => {}
@@ -120,87 +121,87 @@ impl EventStream {
         }
     }
 
-    /// Connects, and waits for the greeting.
+    /// Connects and waits for the greeting.
     async fn connect(&mut self) -> Result<(), ClientError> {
-        let mut call = Call::get("/v1/events").header("accept", "text/event-stream");
-        if let Some(last) = &self.last {
-            call = call.header("last-event-id", &last.0);
+        let mut call = ApiCall::get("/v1/events").header("accept", "text/event-stream");
+        if let Some(last_seen) = &self.last_seen {
+            call = call.header("last-event-id", &last_seen.0);
         }
-        let open = self.client.open(&call).await?;
-        let kind = open.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
+        let response = self.client.open_stream(&call).await?;
+        let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
         if !kind.starts_with("text/event-stream") {
-            let what = format!("/v1/events was answered with {kind:?} in place of text/event-stream");
-            return Err(self.client.not_ours(open.status(), what));
+            let reason = format!("/v1/events has the content type {kind:?}, not text/event-stream");
+            return Err(self.client.not_an_agent(response.status(), reason));
         }
-        self.let_go();
-        self.open = Some(open);
-        self.read().await?;
-        if self.open.is_none() {
-            return Err(self.client.unreachable("it closed the stream of events at once"));
+        self.drop_connection();
+        self.response = Some(response);
+        self.read_chunk().await?;
+        if self.response.is_none() {
+            return Err(self.client.unreachable("it closed the event stream at once"));
         }
         Ok(())
     }
 }
 
-// Server-sent events, read from chunks that may end anywhere.
+// Server-sent events, parsed from chunks that may end anywhere.
 
-/// What stood between two empty lines.
+/// Fields between two empty lines.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Frame {
-    /// Where to go on from, where it was said.
+pub(crate) struct SseFrame {
+    /// Id of the event, if any.
     pub id: Option<String>,
-    /// The data, lines joined; `None` where there was none, which makes it no event.
+    /// Data lines, joined; a frame without data is no event.
     pub data: Option<String>,
 }
 
-/// An event, or a line of it, is larger than it may be.
+/// An event or one of its lines exceeds the size limit.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("an event is larger than {EVENT_BYTES} bytes")]
-pub(crate) struct TooLong;
+#[error("an event is larger than {MAX_EVENT_BYTES} bytes")]
+pub(crate) struct EventTooLong;
 
-/// Puts chunks together to frames.
+/// Parser that assembles frames from chunks.
 #[derive(Debug, Default)]
-pub(crate) struct Parser {
+pub(crate) struct SseParser {
     line: Vec<u8>,
-    /// The last byte was a carriage return: a line feed after it ends the same line.
-    after_return: bool,
-    /// Something was read already: a byte order mark can only stand before it.
-    begun: bool,
-    frame: Frame,
-    ready: VecDeque<Frame>,
+    /// Whether the last byte was a carriage return: a line feed after it ends the same line.
+    after_carriage_return: bool,
+    /// Whether a line was read already: a byte order mark can only precede the first one.
+    has_started: bool,
+    frame: SseFrame,
+    complete: VecDeque<SseFrame>,
 }
 
-impl Parser {
-    /// Takes a chunk.
-    pub(super) fn push(&mut self, chunk: &[u8]) -> Result<(), TooLong> {
+impl SseParser {
+    /// Parses a chunk.
+    pub(super) fn push(&mut self, chunk: &[u8]) -> Result<(), EventTooLong> {
         for &byte in chunk {
-            let ends_same_line = std::mem::replace(&mut self.after_return, byte == b'\r') && byte == b'\n';
+            let ends_same_line = std::mem::replace(&mut self.after_carriage_return, byte == b'\r') && byte == b'\n';
             match byte {
                 b'\n' if ends_same_line => {}
                 b'\n' | b'\r' => self.end_line(),
                 _ => self.line.push(byte),
             }
-            if self.line.len() + self.frame.data.as_ref().map_or(0, String::len) > EVENT_BYTES {
-                return Err(TooLong);
+            if self.line.len() + self.frame.data.as_ref().map_or(0, String::len) > MAX_EVENT_BYTES {
+                return Err(EventTooLong);
             }
         }
         Ok(())
     }
 
-    /// The next frame that is whole.
-    pub(super) fn next(&mut self) -> Option<Frame> {
-        self.ready.pop_front()
+    /// Returns the next complete frame.
+    pub(super) fn next(&mut self) -> Option<SseFrame> {
+        self.complete.pop_front()
     }
 
     fn end_line(&mut self) {
         let line = std::mem::take(&mut self.line);
         let line = String::from_utf8_lossy(&line);
-        let line = if self.begun { &*line } else { line.strip_prefix('\u{feff}').unwrap_or(&line) };
-        self.begun = true;
+        let line = if self.has_started { &*line } else { line.strip_prefix('\u{feff}').unwrap_or(&line) };
+        self.has_started = true;
         if line.is_empty() {
             let frame = std::mem::take(&mut self.frame);
-            if frame != Frame::default() {
-                self.ready.push_back(frame);
+            if frame != SseFrame::default() {
+                self.complete.push_back(frame);
             }
             return;
         }
@@ -215,59 +216,59 @@ impl Parser {
                 }
                 none => *none = Some(value.to_owned()),
             },
-            // The kind is told in the data too; comments and pauses between connections are not needed.
+            // The data contains the kind as well; comments and retry times are not needed.
             _ => {}
         }
     }
 }
 
-// A connection that is the lease: while it is open the lease lives, when it closes the lease is released.
-
-/// An open connection that keeps a lease alive. Dropping it, or the end of the process, releases the lease.
+/// An open connection that holds a lease. The lease is released when it is dropped or the process ends.
 #[derive(Debug)]
 #[must_use = "dropping it releases the lease"]
 pub struct LeaseHold {
-    lines: Lines,
+    reader: LeaseLineReader,
     lease: LeaseBody,
 }
 
-/// How holding a lease ended.
+/// End of a lease hold.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseHoldEnd {
-    /// The lease is over.
+    /// The lease ended.
     Ended(Box<LeaseBody>),
-    /// The connection broke, or the agent went away. Where it is restarted, there is a short time to hold it again.
+    /// The connection broke, or the agent went away. After a restart the agent allows a short time to hold the lease
+    /// again.
     Disconnected,
 }
 
 impl AgentClient {
-    /// Keeps a lease alive by an open connection in place of renewals, over the network too.
+    /// Holds a lease with an open connection in place of renewals; works over the network too.
     pub async fn hold_lease(&self, lease: u64, token: u64) -> Result<LeaseHold, ClientError> {
-        let call = Call::get(format!("/v1/leases/{lease}/hold")).query("token", Some(token));
-        let open = self.open(&call).await?;
-        let mut lines = Lines { client: self.clone(), status: open.status(), open, buffer: BytesMut::new() };
-        match lines.next().await? {
-            Some(lease) => Ok(LeaseHold { lines, lease }),
-            None => Err(self.unreachable("it closed the connection that was to hold the lease")),
+        let call = ApiCall::get(format!("/v1/leases/{lease}/hold")).query("token", Some(token));
+        let response = self.open_stream(&call).await?;
+        let mut reader =
+            LeaseLineReader { client: self.clone(), status: response.status(), response, buffer: BytesMut::new() };
+        match reader.next().await? {
+            Some(lease) => Ok(LeaseHold { reader, lease }),
+            None => Err(self.unreachable("it closed the connection that should hold the lease")),
         }
     }
 }
 
 impl LeaseHold {
-    /// The lease as it was when it was taken hold of.
+    /// The lease as last reported by the agent.
     pub fn lease(&self) -> &LeaseBody {
         &self.lease
     }
 
-    /// Waits until the lease or the connection is over. Can be dropped and waited for again.
+    /// Waits until the lease or the connection ends. Cancel safe.
     pub async fn wait_until_ended(&mut self) -> LeaseHoldEnd {
         loop {
-            match self.lines.next().await {
+            match self.reader.next().await {
                 Ok(Some(lease)) if lease.state.is_ended() => return LeaseHoldEnd::Ended(Box::new(lease)),
                 Ok(Some(lease)) => self.lease = lease,
                 Ok(None) => return LeaseHoldEnd::Disconnected,
                 Err(error) => {
-                    tracing::warn!(%error, lease = self.lease.id, "the connection that holds the lease speaks nonsense");
+                    tracing::warn!(%error, lease = self.lease.id, "unexpected data on the connection that holds the lease");
                     return LeaseHoldEnd::Disconnected;
                 }
             }
@@ -275,17 +276,17 @@ impl LeaseHold {
     }
 }
 
-/// Leases, one a line; empty lines only say that the connection lives.
+/// Reader of leases, one per line; empty lines are heartbeats.
 #[derive(Debug)]
-struct Lines {
+struct LeaseLineReader {
     client: AgentClient,
     status: StatusCode,
-    open: Response,
+    response: Response,
     buffer: BytesMut,
 }
 
-impl Lines {
-    /// The next one; `None` where the connection ended or fell silent.
+impl LeaseLineReader {
+    /// Returns the next lease; `None` if the connection has ended or is silent.
     async fn next(&mut self) -> Result<Option<LeaseBody>, ClientError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
@@ -294,13 +295,14 @@ impl Lines {
                     continue;
                 }
                 return serde_json::from_slice(&line).map(Some).map_err(|error| {
-                    self.client.not_ours(self.status, format!("it tells of a lease that is none ({error})"))
+                    self.client.not_an_agent(self.status, format!("it sent an invalid lease ({error})"))
                 });
             }
-            if self.buffer.len() > EVENT_BYTES {
-                return Err(self.client.not_ours(self.status, format!("a line is larger than {EVENT_BYTES} bytes")));
+            if self.buffer.len() > MAX_EVENT_BYTES {
+                let reason = format!("a line is larger than {MAX_EVENT_BYTES} bytes");
+                return Err(self.client.not_an_agent(self.status, reason));
             }
-            match tokio::time::timeout(STREAM_SILENCE, self.open.chunk()).await {
+            match tokio::time::timeout(STREAM_IDLE_TIMEOUT, self.response.chunk()).await {
                 Ok(Ok(Some(chunk))) => self.buffer.extend_from_slice(&chunk),
                 _ => return Ok(None),
             }
@@ -313,7 +315,7 @@ mod tests {
     use super::*;
 
     fn frames(chunks: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Vec<(Option<String>, Option<String>)> {
-        let mut parser = Parser::default();
+        let mut parser = SseParser::default();
         let mut frames = Vec::new();
         for chunk in chunks {
             parser.push(chunk.as_ref()).unwrap();
@@ -330,7 +332,7 @@ mod tests {
                           : still here\n\ndata:a\rdata:  b\rid\r\rdata: unfinished";
 
     #[test]
-    fn frames_are_the_same_wherever_chunks_end() {
+    fn frames_do_not_depend_on_chunk_boundaries() {
         let expected =
             [frame(Some("run-0"), None), frame(Some("run-1"), Some("{\"ü\":1}")), frame(Some(""), Some("a\n b"))];
         assert_eq!(frames([STREAM]), expected);
@@ -340,11 +342,11 @@ mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_refused() {
-        let mut parser = Parser::default();
-        assert_eq!(parser.push(&vec![b'x'; EVENT_BYTES + 1]), Err(TooLong));
-        let mut parser = Parser::default();
-        let lines = "data: 1234567890\n".repeat(EVENT_BYTES / 10);
-        assert_eq!(parser.push(lines.as_bytes()), Err(TooLong));
+    fn events_beyond_the_size_limit_are_refused() {
+        let mut parser = SseParser::default();
+        assert_eq!(parser.push(&vec![b'x'; MAX_EVENT_BYTES + 1]), Err(EventTooLong));
+        let mut parser = SseParser::default();
+        let reader = "data: 1234567890\n".repeat(MAX_EVENT_BYTES / 10);
+        assert_eq!(parser.push(reader.as_bytes()), Err(EventTooLong));
     }
 }

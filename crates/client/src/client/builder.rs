@@ -1,4 +1,4 @@
-//! Setting up a client: by hand, or from the environment and the configuration file with changes by hand.
+//! Builder of a client, empty or from the environment and the configuration file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,17 +8,18 @@ use std::time::Duration;
 
 use gpupool_config::{ConfigConsumer, ConfigInputs, FlagValues, LoadedConfig, SettingOrigin};
 
-use super::place::Place;
-use super::running::{Changes, Core, Returns};
+use super::change_notifier::{ChangeNotifier, PendingWork};
+use super::endpoint_state::EndpointState;
+use super::running_client::ClientCore;
 use super::{Balancing, Client};
-use crate::endpoint::{is_meant, listed, names};
-use crate::limits::ENDPOINTS;
+use crate::endpoint::{endpoint_ids, matches_endpoint, split_endpoint_list};
+use crate::limits::MAX_ENDPOINTS;
 use crate::transport::Transport;
 use crate::{AgentClient, AgentClientBuilder, ClientError, DEFAULT_ENDPOINT, Endpoint, SecretString};
 
-type Carriers = Arc<dyn Fn(&Endpoint) -> Arc<dyn Transport> + Send + Sync>;
+type TransportFactory = Arc<dyn Fn(&Endpoint) -> Arc<dyn Transport> + Send + Sync>;
 
-/// Sets up a [`Client`].
+/// Builder of a [`Client`].
 #[derive(Clone, Default)]
 #[must_use = "nothing happens before build()"]
 pub struct ClientBuilder {
@@ -27,22 +28,22 @@ pub struct ClientBuilder {
     tokens: BTreeMap<String, SecretString>,
     ca_file: Option<PathBuf>,
     proxy: Option<String>,
-    settings: Settings,
-    carriers: Option<Carriers>,
+    settings: ClientSettings,
+    transport_factory: Option<TransportFactory>,
 }
 
 impl ClientBuilder {
-    /// What the environment and the configuration file say; what is set afterwards beats it.
+    /// Reads the environment and the configuration file; later calls override them.
     pub fn from_environment() -> Result<Self, ClientError> {
-        let inputs =
-            ConfigInputs::from_system(FlagValues::default(), None, ConfigConsumer::Client).map_err(unusable)?;
-        Self::from_config(&gpupool_config::load_config(&inputs).map_err(unusable)?)
+        let inputs = ConfigInputs::from_system(FlagValues::default(), None, ConfigConsumer::Client)
+            .map_err(configuration_error)?;
+        Self::from_config(&gpupool_config::load_config(&inputs).map_err(configuration_error)?)
     }
 
-    /// What a configuration says; what is set afterwards beats it.
+    /// Takes the settings of a configuration; later calls override them.
     pub fn from_config(loaded: &LoadedConfig) -> Result<Self, ClientError> {
         let (client, servers) = (&loaded.config.client, loaded.client_endpoints());
-        let settings = Settings {
+        let settings = ClientSettings {
             is_multi_endpoint: servers.urls.len() > 1,
             strategy: client.load_balancing_strategy,
             memory_threshold: client.memory_threshold_percent.as_number(),
@@ -51,29 +52,29 @@ impl ClientBuilder {
             health_check_interval: client.endpoint_health_check_interval,
             endpoint_timeout: client.endpoint_timeout,
             max_retries: client.endpoint_max_retries,
-            ..Settings::default()
+            ..ClientSettings::default()
         };
         let endpoints = if servers.origin == SettingOrigin::Default { Vec::new() } else { servers.urls };
         let (token, ca_file) = (client.token.clone(), client.ca_file.clone());
         Ok(Self { endpoints, token, ca_file, settings, ..Self::default() })
     }
 
-    /// The one endpoint to ask, in place of any named before.
+    /// Uses a single endpoint and replaces earlier ones.
     pub fn endpoint(mut self, endpoint: impl Into<String>) -> Self {
         self.endpoints = vec![endpoint.into()];
         self.settings.is_multi_endpoint = false;
         self
     }
 
-    /// The endpoints to ask, with commas between, in place of any named before. Blanks, duplicates and slashes at the end do
-    /// not count.
+    /// Uses a comma-separated list of endpoints and replaces earlier ones. Blanks, duplicates and trailing slashes are
+    /// removed.
     pub fn endpoints(mut self, list: impl AsRef<str>) -> Self {
-        self.endpoints = listed(list.as_ref()).into_iter().map(ToOwned::to_owned).collect();
+        self.endpoints = split_endpoint_list(list.as_ref()).into_iter().map(ToOwned::to_owned).collect();
         self.settings.is_multi_endpoint = true;
         self
     }
 
-    /// Asks the agent that listens on one of these sockets, where no endpoint was named.
+    /// Uses the agent that listens on one of these sockets if no endpoint is set.
     pub fn or_local_agent(mut self, sockets: &[PathBuf]) -> Result<Self, ClientError> {
         if self.endpoints.is_empty() {
             self.endpoints = vec![Endpoint::local_agent(sockets)?.to_string()];
@@ -81,112 +82,112 @@ impl ClientBuilder {
         Ok(self)
     }
 
-    /// Shows this token to every endpoint that has none of its own.
+    /// Sends this token to every endpoint without a token of its own.
     pub fn token(self, token: SecretString) -> Self {
         Self { token: Some(token), ..self }
     }
 
-    /// Shows this token to one endpoint, named by its id, its host and port, or its address.
+    /// Sends this token to one endpoint, given by its id, its host and port, or its address.
     pub fn token_for(mut self, endpoint_id: impl Into<String>, token: SecretString) -> Self {
         self.tokens.insert(endpoint_id.into(), token);
         self
     }
 
-    /// Trusts only the certificates of this file (PEM), in place of those the system trusts.
+    /// Trusts only the certificates of this file (PEM) in place of those of the system.
     pub fn ca_file(self, path: impl Into<PathBuf>) -> Self {
         Self { ca_file: Some(path.into()), ..self }
     }
 
-    /// Reaches endpoints of other machines through this proxy, in place of what the environment says.
+    /// Uses this proxy for endpoints of other machines in place of the one from the environment.
     pub fn proxy(self, address: impl Into<String>) -> Self {
         Self { proxy: Some(address.into()), ..self }
     }
 
-    /// How one of several endpoints is chosen.
+    /// Sets the load-balancing strategy.
     pub fn strategy(mut self, strategy: Balancing) -> Self {
         self.settings.strategy = strategy;
         self
     }
 
-    /// Memory in use, in percent, from which on a GPU does not do; 80 unless said.
+    /// Sets the memory usage in percent below which a GPU is available; default 80.
     pub fn memory_threshold(mut self, percent: f64) -> Self {
         self.settings.memory_threshold = percent;
         self
     }
 
-    /// Utilization in percent from which on a GPU does not do; 90 unless said.
+    /// Sets the utilization in percent below which a GPU is available; default 90.
     pub fn utilization_threshold(mut self, percent: f64) -> Self {
         self.settings.utilization_threshold = percent;
         self
     }
 
-    /// Time between two looks at an endpoint; 5 s unless said.
+    /// Sets the time between two polls of an endpoint; default 5 s.
     pub fn polling_interval(mut self, interval: Duration) -> Self {
         self.settings.polling_interval = interval;
         self
     }
 
-    /// Time between two looks at the health of an endpoint; 30 s unless said.
+    /// Sets the time between two health checks of an endpoint; default 30 s.
     pub fn health_check_interval(mut self, interval: Duration) -> Self {
         self.settings.health_check_interval = interval;
         self
     }
 
-    /// How long an answer may take; 10 s unless said.
+    /// Sets the time limit for a response; default 10 s.
     pub fn endpoint_timeout(mut self, timeout: Duration) -> Self {
         self.settings.endpoint_timeout = timeout;
         self
     }
 
-    /// How often a request that failed at every endpoint is tried again; 3 unless said.
+    /// Sets the number of retries of a request that failed at every endpoint; default 3.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.settings.max_retries = retries;
         self
     }
 
-    /// How long requests wait that do not say; 300 s unless said.
+    /// Sets the wait limit of requests that name none; default 300 s.
     pub fn worker_timeout(mut self, timeout: Duration) -> Self {
         self.settings.worker_timeout = timeout;
         self
     }
 
-    /// How long anything may be held that says nothing about it; for ever unless said.
+    /// Sets the maximum duration of leases whose request names none; default unlimited.
     pub fn stale_age(mut self, age: Duration) -> Self {
         self.settings.stale_age = Some(age);
         self
     }
 
-    /// Lets others carry the questions, in place of HTTP.
-    pub fn transport(self, carriers: impl Fn(&Endpoint) -> Arc<dyn Transport> + Send + Sync + 'static) -> Self {
-        Self { carriers: Some(Arc::new(carriers)), ..self }
+    /// Uses transports of the caller in place of HTTP.
+    pub fn transport(self, factory: impl Fn(&Endpoint) -> Arc<dyn Transport> + Send + Sync + 'static) -> Self {
+        Self { transport_factory: Some(Arc::new(factory)), ..self }
     }
 
-    /// The client. Nothing is asked before it is started.
+    /// Builds the client. It sends no request before it is started.
     pub fn build(self) -> Result<Client, ClientError> {
-        self.check()?;
-        let endpoints = self.parsed()?;
-        let ids = names(&endpoints);
-        let weather = Arc::new(Changes::default());
-        let returns = Arc::new(Returns::default());
-        let mut places = Vec::new();
-        for (number, (endpoint, id)) in endpoints.into_iter().zip(ids).enumerate() {
-            let agent = self.agent(&id, endpoint)?;
-            places.push(Arc::new(Place::new(number, id, agent, weather.clone(), returns.clone())));
+        self.check_settings()?;
+        let endpoints = self.parse_endpoints()?;
+        let ids = endpoint_ids(&endpoints);
+        let availability = Arc::new(ChangeNotifier::default());
+        let pending_work = Arc::new(PendingWork::default());
+        let mut states = Vec::new();
+        for (index, (endpoint, id)) in endpoints.into_iter().zip(ids).enumerate() {
+            let agent = self.build_agent(&id, endpoint)?;
+            states.push(Arc::new(EndpointState::new(index, id, agent, availability.clone(), pending_work.clone())));
         }
-        self.tokens_are_used(&places)?;
-        Ok(Client::new(Core::new(self.settings, places, weather, returns)))
+        self.check_token_endpoints(&states)?;
+        Ok(Client::new(ClientCore::new(self.settings, states, availability, pending_work)))
     }
 
-    fn parsed(&self) -> Result<Vec<Endpoint>, ClientError> {
+    fn parse_endpoints(&self) -> Result<Vec<Endpoint>, ClientError> {
         if self.endpoints.is_empty() && self.settings.is_multi_endpoint {
-            return Err(ClientError::setting("endpoints", "empty", "one endpoint at least"));
+            return Err(ClientError::setting("endpoints", "empty", "at least one endpoint"));
         }
-        if self.endpoints.len() > ENDPOINTS {
-            return Err(ClientError::setting("endpoints", self.endpoints.len(), format!("at most {ENDPOINTS}")));
+        if self.endpoints.len() > MAX_ENDPOINTS {
+            return Err(ClientError::setting("endpoints", self.endpoints.len(), format!("at most {MAX_ENDPOINTS}")));
         }
-        let named = if self.endpoints.is_empty() { &[DEFAULT_ENDPOINT.to_owned()][..] } else { &self.endpoints[..] };
+        let listed = if self.endpoints.is_empty() { &[DEFAULT_ENDPOINT.to_owned()][..] } else { &self.endpoints[..] };
         let mut endpoints: Vec<Endpoint> = Vec::new();
-        for text in named {
+        for text in listed {
             let endpoint: Endpoint = text.parse()?;
             if !endpoints.contains(&endpoint) {
                 endpoints.push(endpoint);
@@ -195,42 +196,44 @@ impl ClientBuilder {
         Ok(endpoints)
     }
 
-    fn agent(&self, id: &str, endpoint: Endpoint) -> Result<AgentClient, ClientError> {
-        let own = self.tokens.iter().find(|(said, _)| is_meant(said, id, &endpoint)).map(|(_, token)| token);
+    fn build_agent(&self, id: &str, endpoint: Endpoint) -> Result<AgentClient, ClientError> {
+        let own = self.tokens.iter().find(|(name, _)| matches_endpoint(name, id, &endpoint)).map(|(_, token)| token);
         let token = own.or(self.token.as_ref().filter(|_| endpoint.socket().is_none())).cloned();
-        let carrier = self.carriers.as_ref().map(|carriers| carriers(&endpoint));
+        let transport = self.transport_factory.as_ref().map(|transport_factory| transport_factory(&endpoint));
         let builder = AgentClientBuilder {
             token,
             ca_file: self.ca_file.clone(),
             proxy: self.proxy.clone(),
-            answer: self.settings.endpoint_timeout,
+            response_timeout: self.settings.endpoint_timeout,
             retries: 0,
             ..AgentClient::builder(endpoint)
         };
-        match carrier {
-            Some(carrier) => Ok(builder.build_with_transport(carrier)),
+        match transport {
+            Some(transport) => Ok(builder.build_with_transport(transport)),
             None => builder.build(),
         }
     }
 
-    fn tokens_are_used(&self, places: &[Arc<Place>]) -> Result<(), ClientError> {
-        let is_used = |said: &str| places.iter().any(|place| is_meant(said, &place.id, place.agent.endpoint()));
-        match self.tokens.keys().find(|said| !is_used(said)) {
-            Some(said) => {
-                Err(ClientError::setting("token_for", format!("{said:?}"), "the id or address of one of the endpoints"))
+    fn check_token_endpoints(&self, endpoints: &[Arc<EndpointState>]) -> Result<(), ClientError> {
+        let is_used = |name: &str| {
+            endpoints.iter().any(|endpoint| matches_endpoint(name, &endpoint.id, endpoint.agent.endpoint()))
+        };
+        match self.tokens.keys().find(|name| !is_used(name)) {
+            Some(name) => {
+                Err(ClientError::setting("token_for", format!("{name:?}"), "the id or address of one of the endpoints"))
             }
             None => Ok(()),
         }
     }
 
-    fn check(&self) -> Result<(), ClientError> {
+    fn check_settings(&self) -> Result<(), ClientError> {
         let settings = &self.settings;
         let percents = [
             ("memory_threshold", settings.memory_threshold),
             ("utilization_threshold", settings.utilization_threshold),
         ];
-        if let Some((what, value)) = percents.into_iter().find(|(_, value)| !(0.0..=100.0).contains(value)) {
-            return Err(ClientError::setting(what, value, "a number from 0 to 100"));
+        if let Some((field, value)) = percents.into_iter().find(|(_, value)| !(0.0..=100.0).contains(value)) {
+            return Err(ClientError::setting(field, value, "a number from 0 to 100"));
         }
         let times = [
             ("polling_interval", settings.polling_interval),
@@ -238,8 +241,8 @@ impl ClientBuilder {
             ("health_check_interval", settings.health_check_interval),
         ];
         let least = Duration::from_millis(10);
-        if let Some((what, value)) = times.into_iter().find(|(_, value)| *value < least) {
-            return Err(ClientError::setting(what, format!("{} s", value.as_secs_f64()), "at least 0.01 s"));
+        if let Some((field, value)) = times.into_iter().find(|(_, value)| *value < least) {
+            return Err(ClientError::setting(field, format!("{} s", value.as_secs_f64()), "at least 0.01 s"));
         }
         Ok(())
     }
@@ -254,34 +257,32 @@ impl fmt::Debug for ClientBuilder {
     }
 }
 
-fn unusable(problems: gpupool_config::ConfigProblems) -> ClientError {
+fn configuration_error(problems: gpupool_config::ConfigProblems) -> ClientError {
     ClientError::Configuration(problems.to_string())
 }
 
-// How a client of many endpoints is set up.
-
-/// What a client was set up with.
+/// Settings of a client.
 #[derive(Debug, Clone)]
-pub(super) struct Settings {
-    /// Whether it was told of several endpoints.
+pub(super) struct ClientSettings {
+    /// Whether several endpoints were configured.
     pub is_multi_endpoint: bool,
     pub strategy: Balancing,
-    /// In percent, as the thresholds of requests that name none.
+    /// In percent; for requests without thresholds of their own.
     pub memory_threshold: f64,
     pub utilization_threshold: f64,
     pub polling_interval: Duration,
     pub health_check_interval: Duration,
-    /// How long an answer may take.
+    /// Time limit for a response.
     pub endpoint_timeout: Duration,
-    /// How often a request that failed everywhere is tried again.
+    /// Number of retries of a request that failed at every endpoint.
     pub max_retries: u32,
-    /// How long requests wait that do not say.
+    /// Wait limit of requests that name none.
     pub worker_timeout: Duration,
-    /// How long anything may be held that says nothing about it.
+    /// Maximum duration of leases whose request names none.
     pub stale_age: Option<Duration>,
 }
 
-impl Default for Settings {
+impl Default for ClientSettings {
     fn default() -> Self {
         Self {
             is_multi_endpoint: false,

@@ -1,19 +1,26 @@
-//! A client of one or many endpoints: it chooses where to ask, waits everywhere at once, and keeps what it was granted.
+//! Client of one or many endpoints: chooses an endpoint, waits at all of them, and holds what was granted.
 //!
-//! A request on its way: [`Client::request`] → `direct` (asks in the order `balance` gives) or, where nobody has room, `seek`
-//! (a place in each endpoint's queue) → [`HeldLease`]. Meanwhile `recovery` watches each endpoint (`place`), whose breaker says
-//! whether it is asked at all; for a server that only has statistics the client decides itself, in `books`.
+//! Path of a request: [`Client::request`] → `direct_request` (in the order of `load_balancer`) or, without capacity,
+//! `wait_everywhere` (a place in each `endpoint_queue`) → [`HeldLease`]. Meanwhile `endpoint_poller` polls each
+//! endpoint (`endpoint_state`), whose `circuit_breaker` tells whether requests are sent. For a server that only serves
+//! statistics the client decides itself, in `client_accounting`.
 
-mod balance;
-mod books;
+mod arrival_order;
 mod builder;
-mod direct;
-mod lease;
-mod place;
+mod change_notifier;
+mod circuit_breaker;
+mod client_accounting;
+mod direct_request;
+mod endpoint_poller;
+mod endpoint_queue;
+mod endpoint_state;
+mod held_lease;
+mod load_balancer;
+mod orphaned_grants;
 mod recovery;
-mod running;
-mod seek;
+mod running_client;
 mod status;
+mod wait_everywhere;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -21,10 +28,10 @@ use std::sync::{Arc, Mutex};
 use gpupool_api::RequestBody;
 use tokio::time::{Instant, timeout, timeout_at};
 
-pub use balance::ObservedGpu;
 pub use builder::ClientBuilder;
 pub use gpupool_config::Balancing;
-pub use lease::HeldLease;
+pub use held_lease::HeldLease;
+pub use load_balancer::ObservedGpu;
 pub use recovery::{
     CircuitBreakerStats, DegradationLevel, DegradationStatus, EndpointHealthSummary, PoolHealth, RecoveryStatus,
 };
@@ -33,185 +40,196 @@ pub use status::{
     LeaseAuthority, LoadBalancerStats, PoolStatus, PoolSummary, StatusUpdate, StatusUpdateStream, UsageThresholds,
 };
 
-use direct::{Asked, Wanted};
-use place::{Stray, give_back, is_fault};
-use running::{Core, Running, Turn, locked};
-use seek::Sought;
+use arrival_order::ArrivalTicket;
+use direct_request::{DirectOutcome, PreparedRequest};
+use endpoint_state::is_fault;
+use orphaned_grants::{OrphanedGrant, release_in_background};
+use running_client::{ClientCore, RunningClient, lock_unpoisoned};
+use wait_everywhere::GrantResult;
 
-use crate::limits::{START_GRACE, STOP_PATIENCE};
+use crate::limits::{START_GRACE_PERIOD, STOP_TIME_LIMIT};
 use crate::{AgentClient, ClientError};
 
-/// Asks one or many endpoints for GPUs. Cheap to clone; clones are the same client. Tasks in the background end when it is
-/// stopped, or when its last clone is dropped.
+/// Client of one or many endpoints. Cheap to clone; clones are the same client. Background tasks end when the client is
+/// stopped or its last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Client {
-    outer: Arc<Outer>,
+    handle: Arc<ClientHandle>,
 }
 
 #[derive(Debug)]
-struct Outer {
-    core: Arc<Core>,
-    running: Mutex<Option<Arc<Running>>>,
+struct ClientHandle {
+    core: Arc<ClientCore>,
+    running: Mutex<Option<Arc<RunningClient>>>,
 }
 
-impl Drop for Outer {
+impl Drop for ClientHandle {
     fn drop(&mut self) {
-        if let Some(running) = locked(&self.running).take() {
+        if let Some(running) = lock_unpoisoned(&self.running).take() {
             running.stop();
         }
     }
 }
 
 impl Client {
-    /// A client to be set up; nothing is taken from the environment.
+    /// Returns a builder that reads nothing from the environment.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
     }
 
-    /// A client as the environment and the configuration file have it.
+    /// Creates a client from the environment and the configuration file.
     pub fn from_environment() -> Result<Self, ClientError> {
         ClientBuilder::from_environment()?.build()
     }
 
-    fn new(core: Core) -> Self {
-        Self { outer: Arc::new(Outer { core: Arc::new(core), running: Mutex::new(None) }) }
+    fn new(core: ClientCore) -> Self {
+        Self { handle: Arc::new(ClientHandle { core: Arc::new(core), running: Mutex::new(None) }) }
     }
 
-    /// Looks for the endpoints, and begins to watch them. Comes back when all were found or failed, and soon after the first
-    /// was found; where none answers, the client runs degraded and goes on looking.
+    /// Starts to poll the endpoints. Returns when all have responded or failed, or soon after the first response.
+    /// Without a response the client starts degraded and keeps polling.
     pub async fn start(&self) -> Result<(), ClientError> {
-        let core = &self.outer.core;
-        let mut weather = core.weather.follow();
-        let before: Vec<u64> = core.places.iter().map(|place| place.known().looks).collect();
+        let core = &self.handle.core;
+        let mut availability = core.availability.observe();
+        let polls_before: Vec<u64> = core.endpoints.iter().map(|endpoint| endpoint.lock_record().polls).collect();
         {
-            let mut running = locked(&self.outer.running);
+            let mut running = lock_unpoisoned(&self.handle.running);
             if running.is_some() {
                 return Err(ClientError::AlreadyStarted);
             }
-            *running = Some(Running::start(core));
+            *running = Some(RunningClient::start(core));
         }
-        let is_looked_at = |number: usize| core.places[number].known().looks > before[number];
+        let is_polled = |index: usize| core.endpoints[index].lock_record().polls > polls_before[index];
         let latest = Instant::now() + core.settings.endpoint_timeout;
         let mut until = latest;
         loop {
-            if (0..core.places.len()).all(is_looked_at) {
+            if (0..core.endpoints.len()).all(is_polled) {
                 return Ok(());
             }
             if core.is_any_usable() {
-                until = until.min(Instant::now() + START_GRACE);
+                until = until.min(Instant::now() + START_GRACE_PERIOD);
             }
-            if timeout_at(until, weather.changed()).await.is_err() {
+            if timeout_at(until, availability.changed()).await.is_err() {
                 return Ok(());
             }
         }
     }
 
-    /// Gives back everything that is held, tells those who wait, and ends all tasks. The client can be started again.
+    /// Releases all leases, fails waiting requests and ends all tasks. The client can be started again.
     pub async fn stop(&self) {
-        let Some(running) = locked(&self.outer.running).take() else { return };
+        let Some(running) = lock_unpoisoned(&self.handle.running).take() else { return };
         running.stop();
-        let held: Vec<_> = std::mem::take(&mut *running.live()).into_values().collect();
-        // In tasks of their own: what takes longer goes on, and what fails is remembered for the next start.
-        for live in held {
-            give_back(&running.runtime, &running.places()[live.place], Stray::Lease(live.lease));
+        let assignments: Vec<_> = std::mem::take(&mut *running.assignments()).into_values().collect();
+        // In separate tasks: slow releases continue, and failed ones are remembered for the next start.
+        for assignment in assignments {
+            let endpoint = &running.endpoints()[assignment.endpoint];
+            release_in_background(&running.runtime, endpoint, OrphanedGrant::Lease(assignment.lease));
         }
-        let _ = timeout(STOP_PATIENCE, self.outer.core.returns.none()).await;
+        let _ = timeout(STOP_TIME_LIMIT, self.handle.core.pending_work.wait_until_idle()).await;
     }
 
-    /// Whether it was started.
+    /// Whether the client is started.
     pub fn is_started(&self) -> bool {
-        locked(&self.outer.running).is_some()
+        lock_unpoisoned(&self.handle.running).is_some()
     }
 
-    /// Whether it was told of several endpoints.
+    /// Whether several endpoints were configured.
     pub fn is_multi_endpoint_mode(&self) -> bool {
-        self.outer.core.settings.is_multi_endpoint
+        self.handle.core.settings.is_multi_endpoint
     }
 
-    /// Asks for GPUs, and waits until they are granted: at the endpoint the strategy chooses, or at all of them at once where
-    /// none has room. `wait_limit_secs` says how long at most, else the client's own limit; `queue: false` does not wait.
+    /// Requests GPUs and waits until they are granted: at the endpoint chosen by the strategy, or at all of them if
+    /// none has capacity. `wait_limit_secs` limits the wait, else the client's own limit; `queue: false` does not wait.
     ///
-    /// Requests that wait are in the order of these calls, not of the first polls of their futures. Dropping the future takes
-    /// the request back from every server, in the background.
+    /// Waiting requests are ordered by these calls, not by the first polls of their futures. Dropping the future
+    /// cancels the request at every server, in the background.
     pub fn request(&self, body: RequestBody) -> impl Future<Output = Result<HeldLease, ClientError>> + Send + use<> {
-        let (client, turn) = (self.clone(), self.outer.core.turns.take());
-        async move { client.ask(turn, body).await }
+        let (client, ticket) = (self.clone(), self.handle.core.arrival_order.issue_ticket());
+        async move { client.request_in_order(ticket, body).await }
     }
 
-    async fn ask(&self, turn: Turn, body: RequestBody) -> Result<HeldLease, ClientError> {
-        let running = self.running("requesting GPU")?;
-        let core = &self.outer.core;
-        let _under_way = core.returns.begin();
-        core.counts.requests.fetch_add(1, Ordering::Relaxed);
-        locked(&core.budget).earn();
-        let wanted = Wanted::new(body, &core.settings, core.places.len())?;
-        let sought = self.sought(&running, &wanted, turn).await;
-        let lease = sought.and_then(|won| HeldLease::new(&running, &wanted, won));
+    async fn request_in_order(&self, ticket: ArrivalTicket, body: RequestBody) -> Result<HeldLease, ClientError> {
+        let running = self.require_running("requesting GPU")?;
+        let core = &self.handle.core;
+        let _pending_work = core.pending_work.begin();
+        core.counters.requests.fetch_add(1, Ordering::Relaxed);
+        lock_unpoisoned(&core.retry_budget).earn();
+        let prepared = PreparedRequest::new(body, &core.settings, core.endpoints.len())?;
+        let granted = self.find_grant(&running, &prepared, ticket).await;
+        let lease = granted.and_then(|grant| HeldLease::new(&running, &prepared, grant));
         if let Err(error) = &lease {
-            core.counts.failed.fetch_add(1, Ordering::Relaxed);
-            tracing::info!(worker_id = %wanted.worker_id, %error, "no GPU assigned");
+            core.counters.failed.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(worker_id = %prepared.worker_id, %error, "no GPU assigned");
         }
         lease
     }
 
-    async fn sought(&self, running: &Arc<Running>, wanted: &Wanted, turn: Turn) -> Sought {
-        // Whoever comes while others wait does not try to be served before them.
-        if running.waiting() == 0 {
-            let asked = timeout_at(wanted.deadline, direct::ask_in_turn(running, wanted)).await;
-            match asked.map_err(|_| wanted.too_long())? {
-                Asked::Granted(won) => return Ok(won),
-                Asked::Failed(error) => return Err(error),
-                Asked::Full(error) if !wanted.queues => return Err(error.unwrap_or_else(no_room)),
-                Asked::Full(_) => {}
+    async fn find_grant(
+        &self,
+        running: &Arc<RunningClient>,
+        prepared: &PreparedRequest,
+        ticket: ArrivalTicket,
+    ) -> GrantResult {
+        // A new request does not try to overtake waiting ones.
+        if running.waiting_count() == 0 {
+            let direct = timeout_at(prepared.deadline, direct_request::request_directly(running, prepared)).await;
+            match direct.map_err(|_| prepared.timeout_error())? {
+                DirectOutcome::Granted(grant) => return Ok(grant),
+                DirectOutcome::Failed(error) => return Err(error),
+                DirectOutcome::NoCapacity(error) if !prepared.may_queue => {
+                    return Err(error.unwrap_or_else(no_capacity_error));
+                }
+                DirectOutcome::NoCapacity(_) => {}
             }
-        } else if !wanted.queues {
-            return Err(no_room());
+        } else if !prepared.may_queue {
+            return Err(no_capacity_error());
         }
-        let _ = timeout_at(wanted.deadline, turn.comes()).await;
-        seek::seek(running, wanted.clone(), turn).await
+        let _ = timeout_at(prepared.deadline, ticket.wait_turn()).await;
+        wait_everywhere::wait_everywhere(running, prepared.clone(), ticket).await
     }
 
-    /// What happens from now on.
+    /// Subscribes to all status updates from now on.
     pub fn updates(&self) -> StatusUpdateStream {
-        self.outer.core.telling.follow(Some(self.enable_frequent_updates()))
+        self.handle.core.publisher.subscribe(Some(self.enable_frequent_updates()))
     }
 
-    /// The same without statistics, assignments and releases: those are told only while somebody else wants everything.
+    /// Same as [`Self::updates`] without statistics, assignments and releases, unless another subscriber enables them.
     pub fn infrequent_updates(&self) -> StatusUpdateStream {
-        self.outer.core.telling.follow(None)
+        self.handle.core.publisher.subscribe(None)
     }
 
-    /// Has everything told to all who follow, while it lives.
+    /// Enables frequent updates for all subscribers while the returned value lives.
     pub fn enable_frequent_updates(&self) -> FrequentUpdates {
-        self.outer.core.telling.frequent_updates()
+        self.handle.core.publisher.frequent_updates()
     }
 
-    /// The client of one endpoint, by its id, its host and port, or its address: for calls that are about that server alone.
+    /// Returns the client of one endpoint, given by its id, its host and port, or its address, for calls to that server
+    /// alone.
     pub fn endpoint(&self, endpoint_id: &str) -> Option<&AgentClient> {
-        self.outer.core.place_called(endpoint_id).map(|place| &place.agent)
+        self.handle.core.find_endpoint(endpoint_id).map(|endpoint| &endpoint.agent)
     }
 
-    /// Gives back a lease by its number on an endpoint: for holders that kept nothing but names. Twice is harmless.
+    /// Releases a lease by its number on an endpoint, for callers that stored only these names. Idempotent.
     pub async fn release(&self, endpoint_id: &str, lease: u64) -> Result<(), ClientError> {
-        let running = self.running("releasing GPU")?;
-        let Some(place) = running.core.place_called(endpoint_id) else {
+        let running = self.require_running("releasing GPU")?;
+        let Some(endpoint) = running.core.find_endpoint(endpoint_id) else {
             return Err(ClientError::NeverGranted { what: format!("lease {lease} of endpoint {endpoint_id:?}") });
         };
-        match place.release(lease).await {
+        match endpoint.release(lease).await {
             Err(error) if is_fault(&error) => {
-                give_back(&running.runtime, place, Stray::Lease(lease));
+                release_in_background(&running.runtime, endpoint, OrphanedGrant::Lease(lease));
                 Err(error)
             }
             outcome => outcome.map(|_| ()),
         }
     }
 
-    fn running(&self, doing: &'static str) -> Result<Arc<Running>, ClientError> {
-        locked(&self.outer.running).clone().ok_or(ClientError::NotStarted { doing })
+    fn require_running(&self, doing: &'static str) -> Result<Arc<RunningClient>, ClientError> {
+        lock_unpoisoned(&self.handle.running).clone().ok_or(ClientError::NotStarted { doing })
     }
 }
 
-/// What is said where nobody has room, and nobody was asked because of it.
-fn no_room() -> ClientError {
-    ClientError::refused(409, "no_capacity", "no endpoint has room for it now, and it does not wait".into())
+/// Refusal of a request that may not wait, if no endpoint was tried.
+fn no_capacity_error() -> ClientError {
+    ClientError::refused(409, "no_capacity", "no endpoint has capacity now, and the request must not wait".into())
 }

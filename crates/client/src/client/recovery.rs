@@ -1,116 +1,107 @@
-//! How endpoints fail and come back, and what can be done about it by hand; and the looking at each endpoint by which that is
-//! known.
+//! Failure and recovery of endpoints: status, health and manual recovery.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use gpupool_api::stats::StatsBody;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::Client;
-use super::balance::{ObservedGpu, Seen};
-use super::books::Books;
-use super::builder::Settings;
-use super::place::{Desk, Place, give_back_remembered};
-use super::running::{Core, Follower};
-use super::status::StatusUpdate;
-use crate::limits::{LOOK_PAUSE, PROBE_PAUSE, ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST};
-use crate::random::Backoff;
-use crate::{ClientError, random};
+use super::endpoint_state::EndpointState;
+use crate::ClientError;
 
-/// How many endpoints can be asked.
+/// Availability of the endpoints as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DegradationLevel {
-    /// All.
+    /// All endpoints are available.
     None,
-    /// Some.
+    /// Some endpoints are unavailable.
     Partial,
-    /// None.
+    /// No endpoint is available.
     Full,
 }
 
-/// Whether all is well, in short.
+/// Summary of the health.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PoolHealth {
-    /// `healthy`, `degraded` (not every endpoint can be asked, or one is not well) or `unhealthy` (none can be asked).
+    /// `healthy`, `degraded` (an endpoint is unavailable or not healthy) or `unhealthy` (none is available).
     pub status: &'static str,
-    /// Each endpoint: what its `/health` last said, or `unreachable`.
+    /// Status of the last `/health` response of each endpoint, or `unreachable`.
     pub endpoints: BTreeMap<String, String>,
 }
 
-/// How endpoints fail and come back. Prints as a short report.
+/// Failure and recovery of the endpoints. Its `Display` is a short report.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RecoveryStatus {
-    /// Endpoints that can be asked.
+    /// Available endpoints.
     pub healthy_endpoints: Vec<String>,
-    /// Endpoints that cannot.
+    /// Unavailable endpoints.
     pub degraded_endpoints: Vec<String>,
-    /// The breaker of each endpoint.
+    /// Circuit breaker of each endpoint.
     pub circuit_breaker_stats: BTreeMap<String, CircuitBreakerStats>,
-    /// The endpoints, counted.
+    /// Counts of endpoints.
     pub endpoint_health_summary: EndpointHealthSummary,
-    /// The whole.
+    /// Summary of the degradation.
     pub degradation_manager: DegradationStatus,
 }
 
-/// An endpoint's breaker.
+/// State of a circuit breaker.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CircuitBreakerStats {
     /// `closed`, `open` or `half_open`.
     pub state: &'static str,
     /// Failures since the last success.
     pub consecutive_failures: u32,
-    /// Failures in percent of everything asked.
+    /// Failures in percent of all calls.
     pub failure_rate: f64,
-    /// Answers since the client was made.
+    /// Successes since the client was created.
     pub success_count: u64,
-    /// Failures since the client was made.
+    /// Failures since the client was created.
     pub failure_count: u64,
-    /// Seconds until it is looked at again; `None` where it is not left alone.
+    /// Seconds until the next probe; `None` unless the breaker is open.
     pub retry_in_secs: Option<f64>,
-    /// How much of its share of the work it gets, 0..=1.
+    /// Share of its traffic that the endpoint gets, 0..=1.
     pub traffic_share: f64,
-    /// What went wrong last, until something goes right.
+    /// Last error since the last success.
     pub last_error: Option<String>,
 }
 
-/// The endpoints, counted.
+/// Counts of endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct EndpointHealthSummary {
-    /// How many there are.
+    /// Number of endpoints.
     pub total_count: usize,
-    /// How many can be asked.
+    /// Number of available endpoints.
     pub healthy_count: usize,
-    /// How many cannot.
+    /// Number of unavailable endpoints.
     pub unhealthy_count: usize,
 }
 
-/// The endpoints as a whole.
+/// Degradation of the endpoints as a whole.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DegradationStatus {
-    /// How many can be asked, by name.
+    /// Level of the degradation.
     pub degradation: DegradationLevel,
-    /// Whether none can.
+    /// Whether no endpoint is available.
     pub is_fully_degraded: bool,
-    /// Endpoints that can be asked.
+    /// Available endpoints.
     pub healthy_endpoints: Vec<String>,
-    /// Endpoints that cannot.
+    /// Unavailable endpoints.
     pub degraded_endpoints: Vec<String>,
-    /// Calls that wait for endpoints to be well again.
+    /// Calls of [`Client::queue_request_for_retry`] that wait.
     pub queued_requests: usize,
 }
 
 impl Client {
-    /// How endpoints fail and come back.
+    /// Returns the failure and recovery status of the endpoints.
     pub fn error_recovery_status(&self) -> Result<RecoveryStatus, ClientError> {
-        let running = self.running("getting error recovery status")?;
-        let places = running.places();
+        let running = self.require_running("getting error recovery status")?;
+        let endpoints = running.endpoints();
         let ids = |is_usable: bool| -> Vec<String> {
-            let those = places.iter().filter(|place| place.is_usable() == is_usable);
-            those.map(|place| place.id.clone()).collect()
+            let those = endpoints.iter().filter(|endpoint| endpoint.is_usable() == is_usable);
+            those.map(|endpoint| endpoint.id.clone()).collect()
         };
         let (healthy, degraded) = (ids(true), ids(false));
         let degradation = match (healthy.is_empty(), degraded.is_empty()) {
@@ -119,9 +110,9 @@ impl Client {
             (true, false) => DegradationLevel::Full,
         };
         Ok(RecoveryStatus {
-            circuit_breaker_stats: places.iter().map(|place| (place.id.clone(), breaker_stats(place))).collect(),
+            circuit_breaker_stats: endpoints.iter().map(|state| (state.id.clone(), breaker_stats(state))).collect(),
             endpoint_health_summary: EndpointHealthSummary {
-                total_count: places.len(),
+                total_count: endpoints.len(),
                 healthy_count: healthy.len(),
                 unhealthy_count: degraded.len(),
             },
@@ -137,21 +128,21 @@ impl Client {
         })
     }
 
-    /// Whether all is well, from what is known.
+    /// Returns the health as of the latest polls.
     pub fn health(&self) -> Result<PoolHealth, ClientError> {
-        let running = self.running("getting health")?;
-        let health = |place: &Arc<Place>| {
-            let known = place.known();
-            match &known.health {
-                _ if !known.is_usable() => "unreachable".to_owned(),
-                Some(said) => said.clone(),
-                // It answers, and has no such route or has not been asked yet.
+        let running = self.require_running("getting health")?;
+        let health = |endpoint: &Arc<EndpointState>| {
+            let record = endpoint.lock_record();
+            match &record.health {
+                _ if !record.is_usable() => "unreachable".to_owned(),
+                Some(status) => status.clone(),
+                // The endpoint responds, but has no such route or was not checked yet.
                 None => "healthy".to_owned(),
             }
         };
         let endpoints: BTreeMap<String, String> =
-            running.places().iter().map(|place| (place.id.clone(), health(place))).collect();
-        let status = match (running.core.is_any_usable(), endpoints.values().all(|said| said == "healthy")) {
+            running.endpoints().iter().map(|state| (state.id.clone(), health(state))).collect();
+        let status = match (running.core.is_any_usable(), endpoints.values().all(|status| status == "healthy")) {
             (false, _) => "unhealthy",
             (true, true) => "healthy",
             (true, false) => "degraded",
@@ -159,32 +150,32 @@ impl Client {
         Ok(PoolHealth { status, endpoints })
     }
 
-    /// Looks at an endpoint now, whatever its breaker says, and waits for what comes of it. `false` where there is no such
+    /// Polls an endpoint now, regardless of its circuit breaker, and waits for the result. `false` for an unknown
     /// endpoint.
     pub async fn trigger_endpoint_recovery(&self, endpoint_id: &str) -> Result<bool, ClientError> {
-        let running = self.running("triggering endpoint recovery")?;
-        let Some(place) = running.core.place_called(endpoint_id) else { return Ok(false) };
+        let running = self.require_running("triggering endpoint recovery")?;
+        let Some(endpoint) = running.core.find_endpoint(endpoint_id) else { return Ok(false) };
         let before = {
-            let mut known = place.known();
-            known.breaker.begin_probe();
-            known.looks
+            let mut record = endpoint.lock_record();
+            record.breaker.begin_probe();
+            record.polls
         };
-        place.look_now.notify_one();
+        endpoint.poll_now.notify_one();
         let is_done = || {
-            let known = place.known();
-            // Half open after one good look: the next one follows at once.
-            known.looks > before && known.breaker.state_name() != "half_open"
+            let record = endpoint.lock_record();
+            // Half-open after one successful poll: the next one follows at once.
+            record.polls > before && record.breaker.state_name() != "half_open"
         };
         running.wait_until(is_done).await;
         Ok(true)
     }
 
-    /// Runs something now where any endpoint can be asked, otherwise as soon as one can, and gives back what comes of it.
+    /// Runs a function as soon as any endpoint is available and returns its result.
     pub async fn queue_request_for_retry<F, T>(&self, call: impl FnOnce() -> F) -> Result<T, ClientError>
     where
         F: Future<Output = Result<T, ClientError>>,
     {
-        let running = self.running("queueing a request for retry")?;
+        let running = self.require_running("queueing a request for retry")?;
         let queued = running.core.queued_for_retry.begin();
         if !running.wait_until(|| running.core.is_any_usable()).await {
             return Err(ClientError::NotStarted { doing: "queueing a request for retry" });
@@ -194,20 +185,20 @@ impl Client {
     }
 }
 
-fn breaker_stats(place: &Arc<Place>) -> CircuitBreakerStats {
+fn breaker_stats(endpoint: &Arc<EndpointState>) -> CircuitBreakerStats {
     let now = Instant::now();
-    let known = place.known();
-    let (success_count, failure_count) = (known.breaker.successes, known.breaker.failures);
-    let asked = (success_count + failure_count).max(1) as f64;
+    let record = endpoint.lock_record();
+    let (success_count, failure_count) = (record.breaker.successes, record.breaker.failures);
+    let calls = (success_count + failure_count).max(1) as f64;
     CircuitBreakerStats {
-        state: known.breaker.state_name(),
-        consecutive_failures: known.breaker.failures_in_a_row,
-        failure_rate: (failure_count as f64 * 10_000.0 / asked).round() / 100.0,
+        state: record.breaker.state_name(),
+        consecutive_failures: record.breaker.consecutive_failures,
+        failure_rate: (failure_count as f64 * 10_000.0 / calls).round() / 100.0,
         success_count,
         failure_count,
-        retry_in_secs: known.breaker.probe_at().map(|at| at.saturating_duration_since(now).as_secs_f64()),
-        traffic_share: known.breaker.share(now),
-        last_error: known.error.clone(),
+        retry_in_secs: record.breaker.next_probe().map(|at| at.saturating_duration_since(now).as_secs_f64()),
+        traffic_share: record.breaker.traffic_share(now),
+        last_error: record.last_error.clone(),
     }
 }
 
@@ -226,7 +217,7 @@ impl fmt::Display for RecoveryStatus {
         for (endpoint_id, breaker) in &self.circuit_breaker_stats {
             write!(f, "  {endpoint_id}: {} ({}% failures", breaker.state, breaker.failure_rate)?;
             if let Some(secs) = breaker.retry_in_secs {
-                write!(f, ", looked at again in {secs:.0} s")?;
+                write!(f, ", next probe in {secs:.0} s")?;
             }
             if breaker.traffic_share < 1.0 {
                 write!(f, ", {:.0}% of its traffic", breaker.traffic_share * 100.0)?;
@@ -237,183 +228,5 @@ impl fmt::Display for RecoveryStatus {
             }
         }
         Ok(())
-    }
-}
-
-// Looking at an endpoint: who decides there, what its GPUs do, whether it answers at all. What it answers is what balances
-// the load; that it answers is what closes its breaker again.
-
-/// Looks again and again, until the client stops.
-pub(super) async fn look_on(core: Arc<Core>, place: Arc<Place>, mut stop: Follower) {
-    let backoff = Backoff::between(ROUND_PAUSE_FIRST, ROUND_PAUSE_MOST);
-    let mut looker = Looker { core, place, checked: None, backoff, was_usable: false };
-    loop {
-        tokio::select! {
-            biased;
-            () = stop.changed() => return,
-            () = looker.look() => {}
-        }
-        let next = looker.next_look();
-        tokio::select! {
-            biased;
-            () = stop.changed() => return,
-            () = tokio::time::sleep_until(next) => {}
-            // Many may want a look at once: one look serves all of them.
-            () = looker.place.look_now.notified() => tokio::time::sleep(LOOK_PAUSE).await,
-        }
-    }
-}
-
-struct Looker {
-    core: Arc<Core>,
-    place: Arc<Place>,
-    /// When `/health` was last asked for.
-    checked: Option<Instant>,
-    backoff: Backoff,
-    /// Whether those who follow were told that it can be asked.
-    was_usable: bool,
-}
-
-impl Looker {
-    async fn look(&mut self) {
-        let began = Instant::now();
-        {
-            let mut known = self.place.known();
-            match known.breaker.probe_at() {
-                Some(at) if began >= at => known.breaker.begin_probe(),
-                // Not before its time, unless somebody wants it; then it was made ready.
-                Some(_) => {
-                    known.looks += 1;
-                    drop(known);
-                    self.tell_change();
-                    return self.place.tell_weather();
-                }
-                None => {}
-            }
-            known.asked_since = Some(began);
-        }
-        let looked = self.see().await;
-        self.place.known().asked_since = None;
-        self.place.judge(Some(began), looked.as_ref().err());
-        let is_seen = looked.is_ok();
-        match looked {
-            Ok(gpus) => {
-                self.backoff.reset();
-                self.place.known().seen = Some(Seen { at: Instant::now(), gpus: gpus.clone() });
-                self.core.telling.tell(StatusUpdate::Statistics { endpoint_id: self.place.id.clone(), gpus });
-            }
-            Err(error) => {
-                let mut known = self.place.known();
-                // Also where it is a clear no, such as a token that is not known: it is no use.
-                known.error = Some(error.to_string());
-                tracing::debug!(endpoint_id = self.place.id, %error, "endpoint could not be looked at");
-            }
-        }
-        self.place.known().looks += 1;
-        self.tell_change();
-        self.place.tell_weather();
-        if is_seen {
-            give_back_remembered(&self.place).await;
-            self.check_health().await;
-        }
-    }
-
-    fn tell_change(&mut self) {
-        let endpoint_id = self.place.id.clone();
-        let is_usable = self.place.is_usable();
-        match (std::mem::replace(&mut self.was_usable, is_usable), is_usable) {
-            (false, true) => self.core.telling.tell(StatusUpdate::EndpointUp { endpoint_id }),
-            (true, false) => {
-                self.core.telling.tell(StatusUpdate::EndpointDown { endpoint_id, error: self.place.trouble() })
-            }
-            _ => {}
-        }
-    }
-
-    /// Its GPUs, as whoever decides there has them.
-    async fn see(&mut self) -> Result<Vec<ObservedGpu>, ClientError> {
-        match self.place.desk() {
-            Some(Desk::Agent) => self.agents_gpus().await,
-            Some(Desk::Books(books)) => self.read(&books, None).await,
-            None => self.learn().await,
-        }
-    }
-
-    /// Learns who decides. Only a server that has statistics and knows nothing of `/v1` leaves it to this client.
-    async fn learn(&mut self) -> Result<Vec<ObservedGpu>, ClientError> {
-        let agent = &self.place.agent;
-        match agent.pool().await {
-            Ok(pool) if pool.authority == "agent" => {
-                let gpus = self.agents_gpus().await?;
-                self.decides(Desk::Agent);
-                Ok(gpus)
-            }
-            Ok(pool) => {
-                let what = format!("/v1/pool says that {:?} decides, which is not known here", pool.authority);
-                Err(agent.not_ours(http::StatusCode::OK, what))
-            }
-            Err(ClientError::NotOurs { status: 404, .. }) => {
-                let books = self.new_books();
-                // The sizes of memory are only here; a server without them has the rest.
-                let stats = agent.stats().await.ok();
-                let gpus = self.read(&books, stats.as_ref()).await?;
-                self.decides(Desk::Books(books));
-                Ok(gpus)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn decides(&self, desk: Desk) {
-        let authority = match desk {
-            Desk::Agent => "agent",
-            Desk::Books(_) => "client",
-        };
-        tracing::info!(endpoint_id = self.place.id, authority, "endpoint found");
-        self.place.known().desk = Some(desk);
-    }
-
-    fn new_books(&self) -> Arc<Books> {
-        let Settings { polling_interval, endpoint_timeout, .. } = self.core.settings;
-        Arc::new(Books::new(&self.place.id, "client", polling_interval * 3 + endpoint_timeout))
-    }
-
-    async fn agents_gpus(&self) -> Result<Vec<ObservedGpu>, ClientError> {
-        Ok(self.place.agent.devices().await?.devices.into_iter().map(ObservedGpu::from).collect())
-    }
-
-    async fn read(&self, books: &Books, stats: Option<&StatsBody>) -> Result<Vec<ObservedGpu>, ClientError> {
-        let summary = self.place.agent.summary().await?;
-        books.take_in(&summary, stats);
-        Ok(books.gpus())
-    }
-
-    async fn check_health(&mut self) {
-        let now = Instant::now();
-        if self.checked.is_some_and(|at| now.duration_since(at) < self.core.settings.health_check_interval) {
-            return;
-        }
-        self.checked = Some(now);
-        let health = self.place.agent.health().await.map(|health| health.status).ok();
-        self.place.known().health = health;
-    }
-
-    fn next_look(&mut self) -> Instant {
-        let now = Instant::now();
-        let known = self.place.known();
-        if let Some(at) = known.breaker.probe_at() {
-            return at.max(now);
-        }
-        let is_half_open = !known.breaker.is_closed();
-        let failed = known.error.is_some();
-        drop(known);
-        let interval = self.core.settings.polling_interval;
-        now + match (is_half_open, failed) {
-            (true, _) => PROBE_PAUSE,
-            // Sooner than usual, to know soon.
-            (false, true) => self.backoff.next().min(interval.max(ROUND_PAUSE_FIRST)),
-            // A little sooner or later, so that many clients do not look at the same instant.
-            (false, false) => interval.mul_f64(0.95 + random::fraction() / 10.0),
-        }
     }
 }

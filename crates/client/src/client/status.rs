@@ -1,5 +1,4 @@
-//! How things stand, from what is known: answered at once, with the age of what it is made from. And what happens, as it
-//! happens.
+//! Synchronous status from the latest polls, with its age, and a stream of status updates.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,211 +14,211 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use super::Client;
-use super::balance::{Need, ObservedGpu};
-use super::builder::Settings;
-use super::place::{Desk, Place};
-use super::running::{Running, locked};
+use super::builder::ClientSettings;
+use super::endpoint_state::{EndpointAuthority, EndpointState};
+use super::load_balancer::{GpuRequirements, ObservedGpu};
+use super::running_client::{RunningClient, lock_unpoisoned};
 use crate::ClientError;
-use crate::limits::UPDATES;
+use crate::limits::STATUS_UPDATE_BUFFER;
 
-/// Who decides who holds what.
+/// Side that decides about leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseAuthority {
     /// The servers.
     Agent,
-    /// This client: the servers only have statistics.
+    /// This client, because the servers only serve statistics.
     Client,
-    /// Some servers do, for others this client does.
+    /// Some servers, and this client for the others.
     Mixed,
-    /// No server has answered yet.
+    /// Unknown, because no server has responded yet.
     Unknown,
 }
 
-/// Who holds a GPU.
+/// An assignment on a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GpuAssignment {
-    /// The worker.
+    /// Id of the worker.
     pub worker_id: String,
-    /// Since when.
+    /// Time of the assignment.
     pub assigned_at: SystemTime,
-    /// The number of its lease on the endpoint.
+    /// Number of the lease on its endpoint.
     pub lease: u64,
 }
 
-/// The pool of all endpoints.
+/// Status of the pool of all endpoints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PoolStatus {
-    /// GPUs of all endpoints that answer.
+    /// GPUs of all available endpoints.
     pub total_gpus: usize,
-    /// GPUs a whole one of which could be had now, by the client's thresholds.
+    /// GPUs that a request for a whole GPU would match, by the client's thresholds.
     pub available_gpus: usize,
-    /// Assignments this client holds.
+    /// Assignments held by this client.
     pub active_workers: usize,
-    /// Requests of this client that wait.
+    /// Waiting requests of this client.
     pub blocked_workers: usize,
-    /// Who of this client holds what, by `endpoint_id:gpu_id`.
+    /// Assignments of this client by `endpoint_id:gpu_id`.
     pub gpu_assignments: BTreeMap<String, Vec<GpuAssignment>>,
-    /// Endpoints the client was told of.
+    /// Configured endpoints.
     pub total_endpoints: usize,
-    /// Endpoints that can be asked.
+    /// Available endpoints.
     pub healthy_endpoints: usize,
-    /// Each endpoint.
+    /// Information about each endpoint.
     pub endpoint_details: Vec<EndpointInfo>,
-    /// Who decides.
+    /// Side that decides about leases.
     pub authority: LeaseAuthority,
-    /// Seconds since the oldest of the looks this is made from; `None` where there was none.
+    /// Age of the oldest snapshot in seconds; `None` without one.
     pub age_secs: Option<f64>,
 }
 
-/// One endpoint.
+/// Information about one endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EndpointInfo {
-    /// What it is called.
+    /// Id of the endpoint.
     pub endpoint_id: String,
-    /// Its address.
+    /// Address of the endpoint.
     pub url: String,
-    /// Whether it can be asked.
+    /// Whether requests can be sent.
     pub is_healthy: bool,
-    /// When it last answered.
+    /// Time of the last response.
     pub last_seen: Option<SystemTime>,
-    /// Its GPUs.
+    /// Number of its GPUs.
     pub total_gpus: usize,
-    /// Those of them a whole one of which could be had now.
+    /// Number of its GPUs that a request for a whole GPU would match.
     pub available_gpus: usize,
-    /// How long its answers take.
+    /// Average response time.
     pub response_time_ms: f64,
-    /// Who decides there.
+    /// Side that decides there.
     pub authority: LeaseAuthority,
-    /// Seconds since it was looked at.
+    /// Age of the latest snapshot in seconds.
     pub age_secs: Option<f64>,
-    /// What its `/health` last said.
+    /// Status of the last `/health` response.
     pub health: Option<String>,
-    /// What went wrong last, until something goes right.
+    /// Last error since the last success.
     pub error: Option<String>,
 }
 
-/// A GPU among those of all endpoints.
+/// A GPU of the pool of all endpoints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GlobalGpu {
-    /// `endpoint_id:gpu_id`.
+    /// Global id: `endpoint_id:gpu_id`.
     pub global_gpu_id: String,
-    /// Its endpoint.
+    /// Id of its endpoint.
     pub endpoint_id: String,
-    /// Its number there.
+    /// Number on its endpoint.
     pub local_gpu_id: u32,
-    /// Whether a whole one could be had now.
+    /// Whether a request for a whole GPU would match it.
     pub is_available: bool,
-    /// As it was last seen.
+    /// The GPU as of the latest poll.
     #[serde(flatten)]
     pub gpu: ObservedGpu,
 }
 
-/// Everything that is counted.
+/// All metrics of a client.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DetailedMetrics {
-    /// GPUs of all endpoints that answer.
+    /// GPUs of all available endpoints.
     pub total_gpus: usize,
-    /// GPUs a whole one of which could be had now.
+    /// GPUs that a request for a whole GPU would match.
     pub available_gpus: usize,
-    /// Assignments this client holds.
+    /// Assignments held by this client.
     pub active_workers: usize,
-    /// Requests of this client that wait.
+    /// Waiting requests of this client.
     pub blocked_workers: usize,
-    /// The pool in short.
+    /// Summary of the pool.
     pub pool_summary: PoolSummary,
-    /// The endpoints.
+    /// Metrics of the endpoints.
     pub endpoints: EndpointMetrics,
-    /// How the load is spread.
+    /// Statistics of the load balancer.
     pub load_balancer: LoadBalancerStats,
-    /// What a GPU must be strictly below.
+    /// Thresholds for available GPUs.
     pub thresholds: UsageThresholds,
-    /// Each GPU.
+    /// All GPUs of the endpoints.
     pub gpus: Vec<GlobalGpu>,
 }
 
-/// The pool in short.
+/// Summary of the pool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PoolSummary {
-    /// GPUs of all endpoints that answer.
+    /// GPUs of all available endpoints.
     pub total_gpus: usize,
-    /// GPUs a whole one of which could be had now.
+    /// GPUs that a request for a whole GPU would match.
     pub available_gpus: usize,
-    /// GPUs that somebody holds a part of, in percent of all.
+    /// GPUs with at least one lease, in percent of all.
     pub efficiency_percent: f64,
-    /// Assignments this client holds.
+    /// Assignments held by this client.
     pub active_workers: usize,
-    /// Requests of this client that wait.
+    /// Waiting requests of this client.
     pub blocked_workers: usize,
 }
 
-/// The endpoints, counted and one by one.
+/// Metrics of the endpoints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EndpointMetrics {
-    /// How many there are.
+    /// Number of endpoints.
     pub total: usize,
-    /// How many can be asked.
+    /// Number of available endpoints.
     pub healthy: usize,
-    /// Each, by its id.
+    /// Details of each endpoint, by its id.
     pub details: BTreeMap<String, EndpointDetail>,
 }
 
-/// What is counted at one endpoint.
+/// Metrics of one endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EndpointDetail {
-    /// Those of its GPUs a whole one of which could be had now.
+    /// Number of its GPUs that a request for a whole GPU would match.
     pub available_gpus: usize,
-    /// Its GPUs.
+    /// Number of its GPUs.
     pub total_gpus: usize,
-    /// How long its answers take.
+    /// Average response time.
     pub avg_response_time_ms: f64,
-    /// Whether it can be asked.
+    /// Whether requests can be sent.
     pub is_healthy: bool,
-    /// Requests sent there.
+    /// Requests sent to the endpoint.
     pub requests: u64,
-    /// Requests it granted.
+    /// Requests granted by the endpoint.
     pub granted: u64,
 }
 
-/// How the load is spread.
+/// Statistics of the load balancer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LoadBalancerStats {
     /// `availability`, `round_robin` or `weighted`.
     pub strategy_name: &'static str,
-    /// Requests since the client was made.
+    /// Requests since the client was created.
     pub total_requests: u64,
-    /// Requests that were granted.
+    /// Granted requests.
     pub successful_requests: u64,
     /// Requests that ended without a grant.
     pub failed_requests: u64,
-    /// Granted requests in percent of those that are over; 100 where none is.
+    /// Granted requests in percent of the finished ones; 100 if there are none.
     pub success_rate: f64,
 }
 
-/// What a GPU must be strictly below, in percent.
+/// Usage in percent below which a GPU is available.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct UsageThresholds {
-    /// Memory in use.
+    /// Threshold of the memory usage.
     pub memory_threshold_percent: f64,
-    /// Utilization.
+    /// Threshold of the utilization.
     pub utilization_threshold_percent: f64,
 }
 
 impl Client {
-    /// How the pool of all endpoints stands.
+    /// Returns the status of the pool of all endpoints.
     pub fn pool_status(&self) -> Result<PoolStatus, ClientError> {
-        let running = self.running("getting pool status")?;
+        let running = self.require_running("getting pool status")?;
         Ok(pool_status(&running))
     }
 
-    /// Everything that is counted.
+    /// Returns all metrics.
     pub fn detailed_metrics(&self) -> Result<DetailedMetrics, ClientError> {
-        let running = self.running("getting metrics")?;
+        let running = self.require_running("getting metrics")?;
         let settings = &running.core.settings;
         let status = pool_status(&running);
         let gpus = global_gpus(&running);
         let used = gpus.iter().filter(|gpu| gpu.gpu.holders > 0).count();
-        let details = running.places().iter().map(|place| (place.id.clone(), detail(place, settings)));
+        let details = running.endpoints().iter().map(|state| (state.id.clone(), endpoint_detail(state, settings)));
         Ok(DetailedMetrics {
             total_gpus: status.total_gpus,
             available_gpus: status.available_gpus,
@@ -228,7 +227,7 @@ impl Client {
             pool_summary: PoolSummary {
                 total_gpus: status.total_gpus,
                 available_gpus: status.available_gpus,
-                efficiency_percent: percent(used, gpus.len(), 0.0),
+                efficiency_percent: percent_of(used, gpus.len(), 0.0),
                 active_workers: status.active_workers,
                 blocked_workers: status.blocked_workers,
             },
@@ -237,7 +236,7 @@ impl Client {
                 healthy: status.healthy_endpoints,
                 details: details.collect(),
             },
-            load_balancer: balance(&running),
+            load_balancer: load_balancer_stats(&running),
             thresholds: UsageThresholds {
                 memory_threshold_percent: settings.memory_threshold,
                 utilization_threshold_percent: settings.utilization_threshold,
@@ -246,101 +245,102 @@ impl Client {
         })
     }
 
-    /// Each endpoint.
+    /// Returns information about each endpoint.
     pub fn endpoints_info(&self) -> Result<Vec<EndpointInfo>, ClientError> {
-        let running = self.running("getting endpoint information")?;
-        Ok(infos(&running))
+        let running = self.require_running("getting endpoint information")?;
+        Ok(endpoint_infos(&running))
     }
 }
 
-fn pool_status(running: &Running) -> PoolStatus {
-    let endpoints = infos(running);
+fn pool_status(running: &RunningClient) -> PoolStatus {
+    let endpoints = endpoint_infos(running);
     let healthy: Vec<&EndpointInfo> = endpoints.iter().filter(|endpoint| endpoint.is_healthy).collect();
     let mut gpu_assignments: BTreeMap<String, Vec<GpuAssignment>> = BTreeMap::new();
-    let live = running.live();
-    for held in live.values() {
-        let endpoint_id = &running.places()[held.place].id;
-        for device in &held.devices {
-            let worker_id = held.worker_id.to_string();
-            let worker = GpuAssignment { worker_id, assigned_at: held.assigned_at, lease: held.lease };
+    let assignments = running.assignments();
+    for assignment in assignments.values() {
+        let endpoint_id = &running.endpoints()[assignment.endpoint].id;
+        for device in &assignment.devices {
+            let worker_id = assignment.worker_id.to_string();
+            let worker = GpuAssignment { worker_id, assigned_at: assignment.assigned_at, lease: assignment.lease };
             gpu_assignments.entry(format!("{endpoint_id}:{}", device.gpu_id)).or_default().push(worker);
         }
     }
     PoolStatus {
         total_gpus: healthy.iter().map(|endpoint| endpoint.total_gpus).sum(),
         available_gpus: healthy.iter().map(|endpoint| endpoint.available_gpus).sum(),
-        active_workers: live.len(),
-        blocked_workers: running.waiting(),
+        active_workers: assignments.len(),
+        blocked_workers: running.waiting_count(),
         gpu_assignments,
         total_endpoints: endpoints.len(),
         healthy_endpoints: healthy.len(),
-        authority: authority_of(endpoints.iter().map(|endpoint| endpoint.authority)),
+        authority: combined_authority(endpoints.iter().map(|endpoint| endpoint.authority)),
         age_secs: healthy.iter().filter_map(|endpoint| endpoint.age_secs).max_by(f64::total_cmp),
         endpoint_details: endpoints,
     }
 }
 
-fn infos(running: &Running) -> Vec<EndpointInfo> {
-    running.places().iter().map(|place| info(place, &running.core.settings)).collect()
+fn endpoint_infos(running: &RunningClient) -> Vec<EndpointInfo> {
+    running.endpoints().iter().map(|endpoint| endpoint_info(endpoint, &running.core.settings)).collect()
 }
 
-fn info(place: &Place, settings: &Settings) -> EndpointInfo {
-    let (total_gpus, available_gpus) = gpus_of(place, settings);
-    let known = place.known();
+fn endpoint_info(endpoint: &EndpointState, settings: &ClientSettings) -> EndpointInfo {
+    let (total_gpus, available_gpus) = gpu_counts(endpoint, settings);
+    let record = endpoint.lock_record();
     EndpointInfo {
-        endpoint_id: place.id.clone(),
-        url: place.agent.endpoint().to_string(),
-        is_healthy: known.is_usable(),
-        last_seen: known.answered.map(|(_, at)| at),
+        endpoint_id: endpoint.id.clone(),
+        url: endpoint.agent.endpoint().to_string(),
+        is_healthy: record.is_usable(),
+        last_seen: record.last_response.map(|(_, at)| at),
         total_gpus,
         available_gpus,
-        response_time_ms: known.response.unwrap_or_default().as_secs_f64() * 1000.0,
-        authority: match known.desk {
-            Some(Desk::Agent) => LeaseAuthority::Agent,
-            Some(Desk::Books(_)) => LeaseAuthority::Client,
+        response_time_ms: record.response_time.unwrap_or_default().as_secs_f64() * 1000.0,
+        authority: match record.authority {
+            Some(EndpointAuthority::Agent) => LeaseAuthority::Agent,
+            Some(EndpointAuthority::Client(_)) => LeaseAuthority::Client,
             None => LeaseAuthority::Unknown,
         },
-        age_secs: known.seen.as_ref().map(|seen| Instant::now().duration_since(seen.at).as_secs_f64()),
-        health: known.health.clone(),
-        error: known.error.clone(),
+        age_secs: record.snapshot.as_ref().map(|snapshot| Instant::now().duration_since(snapshot.at).as_secs_f64()),
+        health: record.health.clone(),
+        error: record.last_error.clone(),
     }
 }
 
-/// How many GPUs it has, and how many whole ones could be had now; none where it cannot be asked.
-fn gpus_of(place: &Place, settings: &Settings) -> (usize, usize) {
-    let gpus = place.gpus();
+/// Number of GPUs, and of those that a request for a whole GPU would match; the latter is 0 while the endpoint is
+/// unavailable.
+fn gpu_counts(endpoint: &EndpointState, settings: &ClientSettings) -> (usize, usize) {
+    let gpus = endpoint.gpus();
     let available = gpus.iter().filter(|gpu| is_available(gpu, settings)).count();
-    (gpus.len(), if place.is_usable() { available } else { 0 })
+    (gpus.len(), if endpoint.is_usable() { available } else { 0 })
 }
 
-fn is_available(gpu: &ObservedGpu, settings: &Settings) -> bool {
+fn is_available(gpu: &ObservedGpu, settings: &ClientSettings) -> bool {
     let whole = RequestBody {
         memory_threshold: Some(settings.memory_threshold),
         utilization_threshold: Some(settings.utilization_threshold),
         ..RequestBody::default()
     };
-    Need::of(&whole).is_met_by(gpu)
+    GpuRequirements::for_request(&whole).is_met_by(gpu)
 }
 
-fn detail(place: &Place, settings: &Settings) -> EndpointDetail {
-    let (total_gpus, available_gpus) = gpus_of(place, settings);
-    let known = place.known();
+fn endpoint_detail(endpoint: &EndpointState, settings: &ClientSettings) -> EndpointDetail {
+    let (total_gpus, available_gpus) = gpu_counts(endpoint, settings);
+    let record = endpoint.lock_record();
     EndpointDetail {
         available_gpus,
         total_gpus,
-        avg_response_time_ms: known.response.unwrap_or_default().as_secs_f64() * 1000.0,
-        is_healthy: known.is_usable(),
-        requests: known.requests,
-        granted: known.granted,
+        avg_response_time_ms: record.response_time.unwrap_or_default().as_secs_f64() * 1000.0,
+        is_healthy: record.is_usable(),
+        requests: record.requests,
+        granted: record.granted,
     }
 }
 
-fn global_gpus(running: &Running) -> Vec<GlobalGpu> {
-    let of_place = |place: &std::sync::Arc<Place>| {
-        let is_usable = place.is_usable();
-        let endpoint_id = place.id.clone();
+fn global_gpus(running: &RunningClient) -> Vec<GlobalGpu> {
+    let gpus_of_endpoint = |endpoint: &std::sync::Arc<EndpointState>| {
+        let is_usable = endpoint.is_usable();
+        let endpoint_id = endpoint.id.clone();
         let settings = running.core.settings.clone();
-        place.gpus().into_iter().map(move |gpu| GlobalGpu {
+        endpoint.gpus().into_iter().map(move |gpu| GlobalGpu {
             global_gpu_id: format!("{endpoint_id}:{}", gpu.gpu_id),
             endpoint_id: endpoint_id.clone(),
             local_gpu_id: gpu.gpu_id,
@@ -348,23 +348,23 @@ fn global_gpus(running: &Running) -> Vec<GlobalGpu> {
             gpu,
         })
     };
-    running.places().iter().flat_map(of_place).collect()
+    running.endpoints().iter().flat_map(gpus_of_endpoint).collect()
 }
 
-fn balance(running: &Running) -> LoadBalancerStats {
-    let counts = &running.core.counts;
-    let granted = counts.granted.load(Ordering::Relaxed);
-    let failed = counts.failed.load(Ordering::Relaxed);
+fn load_balancer_stats(running: &RunningClient) -> LoadBalancerStats {
+    let counters = &running.core.counters;
+    let granted = counters.granted.load(Ordering::Relaxed);
+    let failed = counters.failed.load(Ordering::Relaxed);
     LoadBalancerStats {
-        strategy_name: locked(&running.core.balancer).strategy().name(),
-        total_requests: counts.requests.load(Ordering::Relaxed),
+        strategy_name: lock_unpoisoned(&running.core.balancer).strategy().name(),
+        total_requests: counters.requests.load(Ordering::Relaxed),
         successful_requests: granted,
         failed_requests: failed,
-        success_rate: percent(granted as usize, (granted + failed) as usize, 100.0),
+        success_rate: percent_of(granted as usize, (granted + failed) as usize, 100.0),
     }
 }
 
-fn authority_of(all: impl Iterator<Item = LeaseAuthority>) -> LeaseAuthority {
+fn combined_authority(all: impl Iterator<Item = LeaseAuthority>) -> LeaseAuthority {
     let known: Vec<LeaseAuthority> = all.filter(|authority| *authority != LeaseAuthority::Unknown).collect();
     match known.first() {
         None => LeaseAuthority::Unknown,
@@ -373,113 +373,111 @@ fn authority_of(all: impl Iterator<Item = LeaseAuthority>) -> LeaseAuthority {
     }
 }
 
-/// In percent with two digits.
-fn percent(part: usize, whole: usize, of_nothing: f64) -> f64 {
-    if whole == 0 { of_nothing } else { (part as f64 * 10_000.0 / whole as f64).round() / 100.0 }
+/// Percentage with two digits.
+fn percent_of(part: usize, whole: usize, if_empty: f64) -> f64 {
+    if whole == 0 { if_empty } else { (part as f64 * 10_000.0 / whole as f64).round() / 100.0 }
 }
 
-// What happens to a client's endpoints and requests, as it happens, for whoever wants to follow it.
-
-/// Something that happened.
+/// Update of the status of endpoints and requests.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StatusUpdate {
-    /// An endpoint was looked at.
+    /// An endpoint was polled.
     Statistics {
-        /// Which.
+        /// Id of the endpoint.
         endpoint_id: String,
-        /// Its GPUs.
+        /// GPUs of the endpoint.
         gpus: Vec<ObservedGpu>,
     },
-    /// An endpoint can be asked from now on.
+    /// An endpoint became available.
     EndpointUp {
-        /// Which.
+        /// Id of the endpoint.
         endpoint_id: String,
     },
-    /// An endpoint failed too often, and is left alone for a while.
+    /// An endpoint became unavailable.
     EndpointDown {
-        /// Which.
+        /// Id of the endpoint.
         endpoint_id: String,
-        /// What went wrong.
+        /// Last error.
         error: String,
     },
-    /// A request waits.
+    /// A request started to wait.
     Blocked {
-        /// Whose.
+        /// Worker of the request.
         worker_id: String,
     },
-    /// A request that waited was granted.
+    /// A waiting request was granted.
     Unblocked {
-        /// Whose.
+        /// Worker of the request.
         worker_id: String,
     },
     /// GPUs were assigned.
     Assigned {
-        /// To whom.
+        /// Worker that got the GPUs.
         worker_id: String,
-        /// Where.
+        /// Id of the endpoint.
         endpoint_id: String,
-        /// Which, on that endpoint.
+        /// GPU numbers on that endpoint.
         gpu_ids: Vec<u32>,
     },
-    /// An assignment was given back.
+    /// An assignment was released.
     Released {
-        /// By whom.
+        /// Worker that held the GPUs.
         worker_id: String,
-        /// Where.
+        /// Id of the endpoint.
         endpoint_id: String,
-        /// Which, on that endpoint.
+        /// GPU numbers on that endpoint.
         gpu_ids: Vec<u32>,
     },
-    /// An assignment was lost: its GPUs may be somebody else's.
+    /// An assignment was lost: its GPUs may belong to another lease.
     Lost {
-        /// By whom.
+        /// Worker that held the GPUs.
         worker_id: String,
-        /// Where.
+        /// Id of the endpoint.
         endpoint_id: String,
-        /// Why.
+        /// Reason for the loss.
         reason: String,
     },
-    /// So many updates came faster than they were read, and are gone.
+    /// The reader was too slow, and updates were dropped.
     Missed {
-        /// How many.
+        /// Number of dropped updates.
         count: u64,
     },
 }
 
 impl StatusUpdate {
-    /// Whether it comes with every look and every assignment, and is of no news to the program that asked for it.
+    /// Whether the update follows every poll or every assignment, which the program itself caused.
     fn is_frequent(&self) -> bool {
         matches!(self, Self::Statistics { .. } | Self::Assigned { .. } | Self::Released { .. })
     }
 }
 
-/// Where updates are told.
+/// Sender of status updates.
 #[derive(Debug)]
-pub(super) struct Telling {
+pub(super) struct StatusPublisher {
     updates: broadcast::Sender<StatusUpdate>,
     frequent_updates: FrequentUpdates,
 }
 
-/// While one of these lives, updates that come often are told as well.
+/// Enables frequent updates while a clone of it lives.
 #[derive(Debug, Clone, Default)]
 pub struct FrequentUpdates(Arc<()>);
 
-impl Telling {
+impl StatusPublisher {
     pub(super) fn new() -> Self {
-        Self { updates: broadcast::Sender::new(UPDATES), frequent_updates: FrequentUpdates::default() }
+        Self { updates: broadcast::Sender::new(STATUS_UPDATE_BUFFER), frequent_updates: FrequentUpdates::default() }
     }
 
-    /// Whether anybody wants to hear of what happens often.
+    /// Whether a subscriber wants frequent updates.
     pub(super) fn wants_frequent_updates(&self) -> bool {
         Arc::strong_count(&self.frequent_updates.0) > 1
     }
 
-    pub(super) fn tell(&self, update: StatusUpdate) {
-        // Telling wakes whoever follows, though it be for nothing.
+    pub(super) fn publish(&self, update: StatusUpdate) {
+        // Sending wakes every subscriber.
         if !update.is_frequent() || self.wants_frequent_updates() {
-            // Nobody need listen.
+            // It fails without subscribers.
             let _ = self.updates.send(update);
         }
     }
@@ -488,21 +486,21 @@ impl Telling {
         self.frequent_updates.clone()
     }
 
-    pub(super) fn follow(&self, frequent_updates: Option<FrequentUpdates>) -> StatusUpdateStream {
+    pub(super) fn subscribe(&self, frequent_updates: Option<FrequentUpdates>) -> StatusUpdateStream {
         StatusUpdateStream { receiver: self.updates.subscribe(), _frequent_updates: frequent_updates }
     }
 }
 
-/// Follows what happens from when it was made. Has no task of its own.
+/// Stream of status updates since its creation. It has no task of its own.
 #[derive(Debug)]
 pub struct StatusUpdateStream {
     receiver: broadcast::Receiver<StatusUpdate>,
-    /// Has what comes often told as well.
+    /// Keeps frequent updates enabled.
     _frequent_updates: Option<FrequentUpdates>,
 }
 
 impl StatusUpdateStream {
-    /// The next one; `None` once the client is gone.
+    /// Returns the next update; `None` after the client was dropped.
     pub async fn next(&mut self) -> Option<StatusUpdate> {
         match self.receiver.recv().await {
             Ok(update) => Some(update),
@@ -511,7 +509,7 @@ impl StatusUpdateStream {
         }
     }
 
-    /// The same as a stream.
+    /// Converts into a `Stream`.
     pub fn into_stream(self) -> impl Stream<Item = StatusUpdate> {
         unfold(self, |mut updates| async move { updates.next().await.map(|update| (update, updates)) })
     }

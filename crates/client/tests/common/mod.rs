@@ -1,4 +1,4 @@
-//! A server that answers as a test wants it to, bytes and all: on a real socket, over real connections.
+//! A server with scripted raw responses, on a real socket and over real connections.
 
 #![allow(dead_code, reason = "each story uses its part")]
 
@@ -12,74 +12,76 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-/// No story takes this long; one that does has failed.
+/// Time limit of every wait in a test.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A question as it arrived.
+/// A request as received.
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
-    /// Method and route, as in `GET /v1/pool`.
-    pub what: String,
+pub struct ReceivedRequest {
+    /// Method and target, as in `GET /v1/pool`.
+    pub target: String,
     pub head: String,
     pub body: String,
 }
 
-impl Asked {
+impl ReceivedRequest {
     pub fn header(&self, name: &str) -> Option<&str> {
         let line = self.head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")))?;
         line.split_once(':').map(|(_, value)| value.trim())
     }
 }
 
-/// What to do about it.
-pub enum Reply {
-    /// These bytes, and on to the next question.
+/// Reaction to a request.
+pub enum ScriptedReply {
+    /// Sends these bytes and reads the next request.
     Send(String),
-    /// These bytes, then the connection is closed.
+    /// Sends these bytes and closes the connection.
     ThenClose(String),
-    /// These bytes, then nothing until the client hangs up.
+    /// Sends these bytes, then waits until the client closes the connection.
     ThenSilence(String),
-    /// The first bytes, then the others again and again until the client hangs up.
+    /// Sends the first bytes, then repeats the others until the client closes the connection.
     Endlessly(String, String),
 }
 
-type Answer = Arc<dyn Fn(usize, &Asked) -> Reply + Send + Sync>;
+type ReplyScript = Arc<dyn Fn(usize, &ReceivedRequest) -> ScriptedReply + Send + Sync>;
 
-pub struct Server {
+pub struct ScriptedServer {
     pub endpoint: Endpoint,
     client: AgentClient,
-    seen: watch::Receiver<Vec<Asked>>,
-    hung_up: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
+    received: watch::Receiver<Vec<ReceivedRequest>>,
+    hangups: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
     task: JoinHandle<()>,
 }
 
-impl Server {
-    /// A server on a free port; `answer` is given the number of the question, from 0, and the question.
-    pub async fn start(answer: impl Fn(usize, &Asked) -> Reply + Send + Sync + 'static) -> Self {
+impl ScriptedServer {
+    /// Starts a server on a free port; `script` gets the number of the request, from 0, and the request.
+    pub async fn start(script: impl Fn(usize, &ReceivedRequest) -> ScriptedReply + Send + Sync + 'static) -> Self {
         let listener = Arc::new(TcpListener::bind("127.0.0.1:0").await.unwrap());
         let endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let accept = move || {
             let listener = listener.clone();
             async move { listener.accept().await.unwrap().0 }
         };
-        Self::serve(endpoint, Arc::new(answer), accept)
+        Self::serve(endpoint, Arc::new(script), accept)
     }
 
-    /// The same on a Unix socket.
+    /// Same on a Unix socket.
     pub async fn start_unix(
         path: &std::path::Path,
-        answer: impl Fn(usize, &Asked) -> Reply + Send + Sync + 'static,
+        script: impl Fn(usize, &ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {
         let listener = Arc::new(UnixListener::bind(path).unwrap());
         let accept = move || {
             let listener = listener.clone();
             async move { listener.accept().await.unwrap().0 }
         };
-        Self::serve(Endpoint::unix(path).unwrap(), Arc::new(answer), accept)
+        Self::serve(Endpoint::unix(path).unwrap(), Arc::new(script), accept)
     }
 
-    /// The same over TLS, as localhost, with a certificate that only the returned PEM vouches for.
-    pub async fn start_tls(answer: impl Fn(usize, &Asked) -> Reply + Send + Sync + 'static) -> (Self, String) {
+    /// Same over TLS, as localhost, with a certificate that only the returned PEM vouches for.
+    pub async fn start_tls(
+        script: impl Fn(usize, &ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
+    ) -> (Self, String) {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = made.signing_key.serialize_der().try_into().unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -100,81 +102,83 @@ impl Server {
                 }
             }
         };
-        (Self::serve(endpoint, Arc::new(answer), accept), made.cert.pem())
+        (Self::serve(endpoint, Arc::new(script), accept), made.cert.pem())
     }
 
-    fn serve<S, F>(endpoint: Endpoint, answer: Answer, accept: impl Fn() -> F + Send + 'static) -> Self
+    fn serve<S, F>(endpoint: Endpoint, script: ReplyScript, accept: impl Fn() -> F + Send + 'static) -> Self
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         F: Future<Output = S> + Send,
     {
-        let (seen_here, seen) = watch::channel(Vec::new());
-        let (tell, hung_up) = mpsc::unbounded_channel();
-        let seen_here = Arc::new(seen_here);
+        let (received_sender, received) = watch::channel(Vec::new());
+        let (hangup_sender, hangups) = mpsc::unbounded_channel();
+        let received_sender = Arc::new(received_sender);
         let task = tokio::spawn(async move {
             loop {
                 let stream = accept().await;
-                tokio::spawn(talk(stream, answer.clone(), seen_here.clone(), tell.clone()));
+                tokio::spawn(serve_connection(stream, script.clone(), received_sender.clone(), hangup_sender.clone()));
             }
         });
         let client = AgentClient::new(endpoint.clone()).unwrap();
-        Self { endpoint, client, seen, hung_up: tokio::sync::Mutex::new(hung_up), task }
+        Self { endpoint, client, received, hangups: tokio::sync::Mutex::new(hangups), task }
     }
 
     pub fn client(&self) -> &AgentClient {
         &self.client
     }
 
-    /// What was asked so far.
-    pub fn seen(&self) -> Vec<Asked> {
-        self.seen.borrow().clone()
+    /// Requests received so far.
+    pub fn received(&self) -> Vec<ReceivedRequest> {
+        self.received.borrow().clone()
     }
 
-    /// Waits until a question that starts so was asked so many times.
-    pub async fn asked(&self, what: &str, times: usize) {
-        let mut seen = self.seen.clone();
-        let enough = |seen: &Vec<Asked>| seen.iter().filter(|asked| asked.what.starts_with(what)).count() >= times;
-        in_time(&format!("{what} to be asked {times} times"), seen.wait_for(enough)).await.unwrap();
+    /// Waits for a number of requests whose target starts with a text.
+    pub async fn wait_for_request(&self, target: &str, times: usize) {
+        let mut received = self.received.clone();
+        let enough = |received: &Vec<ReceivedRequest>| {
+            received.iter().filter(|request| request.target.starts_with(target)).count() >= times
+        };
+        within_deadline(&format!("{target} to be asked {times} times"), received.wait_for(enough)).await.unwrap();
     }
 
-    /// Waits until a client hung up on a silent answer, and says on which.
-    pub async fn hung_up(&self) -> String {
-        let mut hung_up = self.hung_up.lock().await;
-        in_time("a client to hang up", hung_up.recv()).await.unwrap()
+    /// Waits until a client closes a silent connection and returns the target of its request.
+    pub async fn wait_for_hangup(&self) -> String {
+        let mut hangups = self.hangups.lock().await;
+        within_deadline("a client to hang up", hangups.recv()).await.unwrap()
     }
 }
 
-impl Drop for Server {
+impl Drop for ScriptedServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
+async fn serve_connection<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
-    answer: Answer,
-    seen: Arc<watch::Sender<Vec<Asked>>>,
-    hung_up: mpsc::UnboundedSender<String>,
+    script: ReplyScript,
+    received: Arc<watch::Sender<Vec<ReceivedRequest>>>,
+    hangups: mpsc::UnboundedSender<String>,
 ) {
-    while let Some(asked) = read(&mut stream).await {
+    while let Some(request) = read_request(&mut stream).await {
         let mut number = 0;
-        seen.send_modify(|seen| {
-            number = seen.len();
-            seen.push(asked.clone());
+        received.send_modify(|received| {
+            number = received.len();
+            received.push(request.clone());
         });
-        match answer(number, &asked) {
-            Reply::Send(bytes) => stream.write_all(bytes.as_bytes()).await.unwrap_or(()),
-            Reply::ThenClose(bytes) => {
+        match script(number, &request) {
+            ScriptedReply::Send(bytes) => stream.write_all(bytes.as_bytes()).await.unwrap_or(()),
+            ScriptedReply::ThenClose(bytes) => {
                 let _ = stream.write_all(bytes.as_bytes()).await;
                 return;
             }
-            Reply::ThenSilence(bytes) => {
+            ScriptedReply::ThenSilence(bytes) => {
                 let _ = stream.write_all(bytes.as_bytes()).await;
                 let _ = stream.read(&mut [0; 64]).await;
-                let _ = hung_up.send(asked.what);
+                let _ = hangups.send(request.target);
                 return;
             }
-            Reply::Endlessly(first, bytes) => {
+            ScriptedReply::Endlessly(first, bytes) => {
                 let _ = stream.write_all(first.as_bytes()).await;
                 while stream.write_all(bytes.as_bytes()).await.is_ok() {}
                 return;
@@ -183,44 +187,44 @@ async fn talk<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-async fn read<S: AsyncRead + Unpin>(stream: &mut S) -> Option<Asked> {
+async fn read_request<S: AsyncRead + Unpin>(stream: &mut S) -> Option<ReceivedRequest> {
     let mut bytes = Vec::new();
     while !bytes.ends_with(b"\r\n\r\n") {
         bytes.push(stream.read_u8().await.ok()?);
     }
     let head = String::from_utf8(bytes).ok()?;
-    let what = head.lines().next()?.rsplit_once(' ')?.0.to_owned();
-    let mut asked = Asked { what, head, body: String::new() };
-    let length = asked.header("content-length").map_or(0, |length| length.parse().unwrap());
+    let target = head.lines().next()?.rsplit_once(' ')?.0.to_owned();
+    let mut request = ReceivedRequest { target, head, body: String::new() };
+    let length = request.header("content-length").map_or(0, |length| length.parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    asked.body = String::from_utf8(body).ok()?;
-    Some(asked)
+    request.body = String::from_utf8(body).ok()?;
+    Some(request)
 }
 
-/// An answer with a body.
-pub fn answer(status: &str, kind: &str, more_headers: &str, body: &str) -> String {
+/// A response with a body.
+pub fn response(status: &str, kind: &str, more_headers: &str, body: &str) -> String {
     let length = body.len();
     format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n{more_headers}\r\n{body}")
 }
 
-pub fn json(status: &str, body: &impl serde::Serialize) -> Reply {
-    Reply::Send(answer(status, "application/json", "", &serde_json::to_string(body).unwrap()))
+pub fn json_reply(status: &str, body: &impl serde::Serialize) -> ScriptedReply {
+    ScriptedReply::Send(response(status, "application/json", "", &serde_json::to_string(body).unwrap()))
 }
 
-pub fn problem_with(status: u16, code: &str, more_headers: &str) -> Reply {
+pub fn problem_with_headers(status: u16, code: &str, more_headers: &str) -> ScriptedReply {
     let body = serde_json::json!({
         "type": "about:blank", "title": "x", "status": status, "code": code, "detail": format!("it is {code}"),
     });
-    Reply::Send(answer(&format!("{status} X"), "application/problem+json", more_headers, &body.to_string()))
+    ScriptedReply::Send(response(&format!("{status} X"), "application/problem+json", more_headers, &body.to_string()))
 }
 
-pub fn problem(status: u16, code: &str) -> Reply {
-    problem_with(status, code, "")
+pub fn problem_reply(status: u16, code: &str) -> ScriptedReply {
+    problem_with_headers(status, code, "")
 }
 
-/// A stream of chunks that goes on.
-pub fn stream(kind: &str, chunks: &[&str]) -> String {
+/// The beginning of a chunked response.
+pub fn chunked_response(kind: &str, chunks: &[&str]) -> String {
     let mut text = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n");
     for chunk in chunks {
         text.push_str(&format!("{:x}\r\n{chunk}\r\n", chunk.len()));
@@ -254,7 +258,7 @@ pub fn lease(id: u64, state: LeaseState) -> LeaseBody {
     }
 }
 
-/// Waits, and fails with what it waited for.
-pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(DEADLINE, future).await.unwrap_or_else(|_| panic!("waited {DEADLINE:?} for {what}"))
+/// Waits, and names the expected event if the time is up.
+pub async fn within_deadline<T>(target: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, future).await.unwrap_or_else(|_| panic!("waited {DEADLINE:?} for {target}"))
 }

@@ -1,4 +1,4 @@
-//! Looks at everything the servers do and everything the clients are told, and writes down what must not be.
+//! Observes all steps of the servers and all results of the clients, and records violations.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -7,45 +7,45 @@ use std::time::Duration;
 use gpupool_core::{EndCause, LeaseId, LeaseState, Pool, PoolEffect, PoolTime};
 use tokio::time::Instant;
 
-use crate::counts::Counts;
-use crate::server::{MEMORY_MIB, Server};
+use crate::event_counts::EventCounts;
+use crate::simulated_server::{MEMORY_MIB, SimulatedServer};
 
-/// How long after its limit a request may be told that it waited too long.
-const MARGIN: Duration = Duration::from_secs(1);
+/// Time after its limit within which a request must time out.
+const TIMEOUT_MARGIN: Duration = Duration::from_secs(1);
 
-/// How long it may take until a client asks anew where it lost an offer.
-const ASKS_AGAIN: Duration = Duration::from_secs(3);
-/// Calls that are so close to each other that neither is before the other: answers take their time.
-const APART: Duration = Duration::from_secs(1);
+/// Time within which a client requests again after it lost an offer.
+const REENTRY_TIME_LIMIT: Duration = Duration::from_secs(3);
+/// Calls within this span count as concurrent, because responses take time.
+const CONCURRENT_CALL_SPAN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub struct Audit {
+pub struct InvariantAudit {
     began: Instant,
     prints: bool,
-    pub servers: OnceLock<Vec<Arc<Server>>>,
-    /// Only confirmations go wrong: whoever loses an offer can ask anew at once.
+    pub servers: OnceLock<Vec<Arc<SimulatedServer>>>,
+    /// Set if only confirmations fail: a client that loses an offer can request again at once.
     pub only_confirmations: OnceLock<()>,
-    inner: Mutex<Inner>,
+    state: Mutex<AuditState>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    wrong: Vec<String>,
+struct AuditState {
+    violations: Vec<String>,
     hash: u64,
-    granted: BTreeMap<(usize, u64), Granted>,
+    granted: BTreeMap<(usize, u64), GrantRecord>,
     tokens: BTreeMap<usize, u64>,
-    calls: BTreeMap<String, Call>,
-    counts: Counts,
-    /// By worker and server: when it heard that an offer is gone, and has not asked there again yet.
-    refused: BTreeMap<(String, usize), Instant>,
+    calls: BTreeMap<String, CallRecord>,
+    event_counts: EventCounts,
+    /// By worker and server: time of a lost offer without a new request there since.
+    lost_offers: BTreeMap<(String, usize), Instant>,
 }
 
 #[derive(Debug)]
-struct Granted {
+struct GrantRecord {
     worker: String,
     hedged: bool,
     is_active: bool,
-    life: u64,
+    generation: u64,
     /// On the server's clock.
     active_since: PoolTime,
     promises: Vec<(u32, u32, u64)>,
@@ -53,110 +53,129 @@ struct Granted {
 
 /// One call of `request()`.
 #[derive(Debug)]
-struct Call {
+struct CallRecord {
     client: String,
-    shape: String,
+    request_shape: String,
     asked: Instant,
     limit: Duration,
-    won: Option<Won>,
+    held: Option<ClientHold>,
     is_over: bool,
 }
 
 #[derive(Debug, Clone)]
-pub struct Won {
+pub struct ClientHold {
     pub server: usize,
     pub lease: u64,
     pub at: Instant,
     pub devices: Vec<(u32, f64)>,
-    pub by_books: bool,
+    pub by_client: bool,
     pub is_held: bool,
 }
 
-impl Audit {
+impl InvariantAudit {
     pub fn new(prints: bool) -> Arc<Self> {
-        let inner = Mutex::new(Inner { hash: 0xcbf2_9ce4_8422_2325, ..Inner::default() });
+        let state = Mutex::new(AuditState { hash: 0xcbf2_9ce4_8422_2325, ..AuditState::default() });
         Arc::new(Self {
             began: Instant::now(),
             prints,
             servers: OnceLock::new(),
             only_confirmations: OnceLock::new(),
-            inner,
+            state,
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap()
+    fn lock(&self) -> MutexGuard<'_, AuditState> {
+        self.state.lock().unwrap()
     }
 
-    /// A line of the trace.
-    pub fn note(&self, text: String) {
+    /// Writes a line of the trace.
+    pub fn trace(&self, text: String) {
         let at = self.began.elapsed().as_millis();
         if self.prints {
             eprintln!("{:>9.3} {text}", at as f64 / 1000.0);
         }
-        let mut inner = self.lock();
-        inner.counts.exchanges += 1;
+        let mut state = self.lock();
+        state.event_counts.exchanges += 1;
         for byte in text.bytes().chain(at.to_le_bytes()) {
-            inner.hash = (inner.hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            state.hash = (state.hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
     }
 
-    pub fn wrong(&self, text: String) {
+    pub fn report_violation(&self, text: String) {
         let line = format!("at {:.3} s: {text}", self.began.elapsed().as_secs_f64());
-        self.note(format!("WRONG {text}"));
-        self.lock().wrong.push(line);
+        self.trace(format!("WRONG {text}"));
+        self.lock().violations.push(line);
     }
 
-    pub fn results(&self) -> (Vec<String>, u64, Counts) {
-        let inner = self.lock();
-        (inner.wrong.clone(), inner.hash, inner.counts)
+    pub fn results(&self) -> (Vec<String>, u64, EventCounts) {
+        let state = self.lock();
+        (state.violations.clone(), state.hash, state.event_counts)
     }
 
-    /// What a server did in one step.
-    pub fn happened(&self, server: &Server, life: u64, pool: &Pool, effects: &[PoolEffect], sane: Result<(), String>) {
-        if let Err(why) = sane {
-            self.wrong(format!("server{} is not sane: {why}", server.number));
+    /// Checks one step of a server.
+    pub fn check_step(
+        &self,
+        server: &SimulatedServer,
+        generation: u64,
+        pool: &Pool,
+        effects: &[PoolEffect],
+        invariants: Result<(), String>,
+    ) {
+        if let Err(why) = invariants {
+            self.report_violation(format!("server{} violates an invariant: {why}", server.number));
         }
         for effect in effects {
             match effect {
-                PoolEffect::Offered { lease, token, .. } => self.granted(server, life, pool, *lease, token.0, false),
-                PoolEffect::Granted { lease, token, .. } => self.granted(server, life, pool, *lease, token.0, true),
-                PoolEffect::Ended { lease, cause } => self.ended(server, life, pool, *lease, cause),
+                PoolEffect::Offered { lease, token, .. } => {
+                    self.record_server_grant(server, generation, pool, *lease, token.0, false)
+                }
+                PoolEffect::Granted { lease, token, .. } => {
+                    self.record_server_grant(server, generation, pool, *lease, token.0, true)
+                }
+                PoolEffect::Ended { lease, cause } => self.record_server_end(server, generation, pool, *lease, cause),
                 PoolEffect::Queued { lease } => {
                     let worker = worker_of(pool, *lease);
-                    self.note(format!("server{}: lease {lease} of {worker} waits", server.number));
-                    self.lock().refused.remove(&(worker, server.number));
+                    self.trace(format!("server{}: lease {lease} of {worker} waits", server.number));
+                    self.lock().lost_offers.remove(&(worker, server.number));
                 }
                 _ => {}
             }
         }
     }
 
-    fn granted(&self, server: &Server, life: u64, pool: &Pool, id: LeaseId, token: u64, is_active: bool) {
+    fn record_server_grant(
+        &self,
+        server: &SimulatedServer,
+        generation: u64,
+        pool: &Pool,
+        id: LeaseId,
+        token: u64,
+        is_active: bool,
+    ) {
         let lease = pool.lease(id).unwrap();
         let (number, worker) = (server.number, worker_of(pool, id));
         let word = if is_active { "active" } else { "offered" };
-        self.note(format!("server{number}: lease {id} of {worker} is {word}"));
+        self.trace(format!("server{number}: lease {id} of {worker} is {word}"));
         let promises: Vec<_> =
             lease.promises.iter().map(|promise| (promise.device.0, promise.share.0, promise.memory.as_mib())).collect();
         let was_offered = self.lock().granted.contains_key(&(number, id.0));
         if !was_offered {
             let before = self.lock().tokens.insert(number, token);
             if before.is_some_and(|before| before >= token) {
-                self.wrong(format!("server{number}: token {token} comes after {before:?}"));
+                self.report_violation(format!("server{number}: token {token} comes after {before:?}"));
             }
         }
-        self.lock().refused.remove(&(worker.clone(), number));
+        self.lock().lost_offers.remove(&(worker.clone(), number));
         if is_active {
-            self.is_the_only_one(server, pool, id, &worker);
+            self.check_single_active(server, pool, id, &worker);
         }
         let (hedged, active_since) = (lease.request.hedged, server.now());
-        let granted = Granted { worker, hedged, is_active, life, active_since, promises };
+        let granted = GrantRecord { worker, hedged, is_active, generation, active_since, promises };
         self.lock().granted.insert((number, id.0), granted);
-        self.is_not_over_promised(server);
+        self.check_promises(server);
     }
 
-    fn is_not_over_promised(&self, server: &Server) {
+    fn check_promises(&self, server: &SimulatedServer) {
         let mut sums: BTreeMap<u32, (u32, u64)> = BTreeMap::new();
         for ((_, _), granted) in self.lock().granted.iter().filter(|((number, _), _)| *number == server.number) {
             for (device, share, memory) in &granted.promises {
@@ -166,74 +185,85 @@ impl Audit {
         }
         for (device, (share, memory)) in sums {
             if share > 1000 || memory > MEMORY_MIB {
-                self.wrong(format!("server{}: device {device} is promised {share}‰, {memory} MiB", server.number));
+                self.report_violation(format!(
+                    "server{}: device {device} is promised {share}‰, {memory} MiB",
+                    server.number
+                ));
             }
         }
     }
 
-    /// At most one lease of a call is active in the stage where it waits everywhere.
-    fn is_the_only_one(&self, server: &Server, pool: &Pool, id: LeaseId, worker: &str) {
+    /// At most one lease of a call is active while it waits everywhere.
+    fn check_single_active(&self, server: &SimulatedServer, pool: &Pool, id: LeaseId, worker: &str) {
         let hedged = pool.lease(id).unwrap().request.hedged;
         let others: Vec<(usize, u64, u64)> = {
-            let inner = self.lock();
-            let others = inner.granted.iter().filter(|(place, other)| {
-                **place != (server.number, id.0) && other.worker == worker && other.is_active && other.hedged && hedged
+            let state = self.lock();
+            let others = state.granted.iter().filter(|(key, other)| {
+                **key != (server.number, id.0) && other.worker == worker && other.is_active && other.hedged && hedged
             });
-            others.map(|(place, other)| (place.0, place.1, other.life)).collect()
+            others.map(|(key, other)| (key.0, key.1, other.generation)).collect()
         };
-        for (number, lease, life) in others {
+        for (number, lease, generation) in others {
             let there = &self.servers.get().unwrap()[number];
             let is_active = |pool: &Pool| {
                 let known = pool.lease(LeaseId(lease));
-                // A server that is paused has not noticed the end yet.
+                // A paused server has not noticed the end yet.
                 known.is_some_and(|known| {
                     known.state == LeaseState::Active && known.expires_at.is_none_or(|at| at > there.now())
                 })
             };
-            let (is_active, life_now) = match number == server.number {
-                true => (is_active(pool), life),
-                false => (there.look(is_active), there.life()),
+            let (is_active, generation_now) = match number == server.number {
+                true => (is_active(pool), generation),
+                false => (there.inspect(is_active), there.generation()),
             };
-            if is_active && life_now != life {
-                self.lock().counts.restarts += 1;
+            if is_active && generation_now != generation {
+                self.lock().event_counts.restarts += 1;
             } else if is_active {
                 let here = server.number;
-                self.wrong(format!("{worker}: lease {id} of server{here} beside lease {lease} of server{number}"));
+                self.report_violation(format!(
+                    "{worker}: lease {id} of server{here} beside lease {lease} of server{number}"
+                ));
             }
         }
     }
 
-    fn ended(&self, server: &Server, life: u64, pool: &Pool, id: LeaseId, cause: &EndCause) {
+    fn record_server_end(&self, server: &SimulatedServer, generation: u64, pool: &Pool, id: LeaseId, cause: &EndCause) {
         let number = server.number;
-        self.note(format!("server{number}: lease {id} of {} is over ({cause:?})", worker_of(pool, id)));
-        let mut inner = self.lock();
-        let Some(granted) = inner.granted.remove(&(number, id.0)) else { return };
+        self.trace(format!("server{number}: lease {id} of {} is over ({cause:?})", worker_of(pool, id)));
+        let mut state = self.lock();
+        let Some(granted) = state.granted.remove(&(number, id.0)) else { return };
         if !granted.is_active {
             return;
         }
-        let won = inner.calls.get(&granted.worker).and_then(|call| call.won.clone());
-        let won = won.filter(|won| (won.server, won.lease) == (number, id.0));
-        let Some(won) = won else {
-            inner.counts.strays += 1;
-            drop(inner);
+        let held = state.calls.get(&granted.worker).and_then(|call| call.held.clone());
+        let held = held.filter(|held| (held.server, held.lease) == (number, id.0));
+        let Some(held) = held else {
+            state.event_counts.orphans += 1;
+            drop(state);
             let lease = pool.lease(id).unwrap();
             let is_renewed = lease.expires_at.is_some_and(|at| at.0 > granted.active_since.0 + lease.request.ttl.0);
-            if is_renewed && granted.life == life {
-                self.wrong(format!("{}: lease {id} of server{number} is nobody's and was renewed", granted.worker));
+            if is_renewed && granted.generation == generation {
+                self.report_violation(format!(
+                    "{}: lease {id} of server{number} has no holder and was renewed",
+                    granted.worker
+                ));
             }
             return;
         };
-        drop(inner);
-        if !won.is_held {
+        drop(state);
+        if !held.is_held {
             return;
         }
         match cause {
             EndCause::ByOwner => {
-                self.wrong(format!("{}: lease {id} of server{number} was given back under its holder", granted.worker));
+                self.report_violation(format!(
+                    "{}: lease {id} of server{number} was given back under its holder",
+                    granted.worker
+                ));
             }
-            // A fast clock ends it before its holder can know.
+            // A fast clock ends the lease before its holder can know.
             EndCause::TtlPassed if !server.is_fast() => {
-                self.wrong(format!(
+                self.report_violation(format!(
                     "{}: lease {id} of server{number} ended, and its holder was not told",
                     granted.worker
                 ));
@@ -242,32 +272,41 @@ impl Audit {
         }
     }
 
-    /// A client heard that an offer cannot be confirmed any more.
+    /// Records that an offer can no longer be confirmed.
     pub fn offer_is_gone(&self, server: usize, lease: u64) {
-        let worker = self.servers.get().unwrap()[server].look(|pool| worker_of(pool, LeaseId(lease)));
-        self.lock().refused.insert((worker, server), Instant::now());
+        let worker = self.servers.get().unwrap()[server].inspect(|pool| worker_of(pool, LeaseId(lease)));
+        self.lock().lost_offers.insert((worker, server), Instant::now());
     }
 
-    pub fn asked(&self, client: &str, worker: &str, shape: String, limit: Duration) {
-        self.note(format!("{worker} asks for {shape}, and waits {} s", limit.as_secs_f64()));
-        let call = Call { client: client.into(), shape, asked: Instant::now(), limit, won: None, is_over: false };
+    pub fn record_request(&self, client: &str, worker: &str, request_shape: String, limit: Duration) {
+        self.trace(format!("{worker} requests {request_shape} and waits {} s", limit.as_secs_f64()));
+        let call = CallRecord {
+            client: client.into(),
+            request_shape,
+            asked: Instant::now(),
+            limit,
+            held: None,
+            is_over: false,
+        };
         self.lock().calls.insert(worker.into(), call);
     }
 
-    /// The call came back, or was given up; at a time when these servers could be asked.
-    fn over(&self, worker: &str, usable: &[usize]) {
-        let mut inner = self.lock();
-        let call = inner.calls.get_mut(worker).unwrap();
+    /// Ends a call: it returned or was cancelled while these servers were available.
+    fn end_call(&self, worker: &str, usable: &[usize]) {
+        let mut state = self.lock();
+        let call = state.calls.get_mut(worker).unwrap();
         call.is_over = true;
         let (took, limit) = (call.asked.elapsed(), call.limit);
-        let refused: Vec<_> = inner.refused.iter().filter(|((who, _), _)| who == worker).collect();
-        let late = refused.iter().find(|(_, at)| at.elapsed() > ASKS_AGAIN).map(|((_, server), _)| *server);
-        drop(inner);
+        let lost_offers: Vec<_> = state.lost_offers.iter().filter(|((who, _), _)| who == worker).collect();
+        let late = lost_offers.iter().find(|(_, at)| at.elapsed() > REENTRY_TIME_LIMIT).map(|((_, server), _)| *server);
+        drop(state);
         if let Some(server) = late.filter(|server| usable.contains(server) && self.only_confirmations.get().is_some()) {
-            self.wrong(format!("{worker} lost its offer of server{server}, and did not ask there again"));
+            self.report_violation(format!(
+                "{worker} lost its offer of server{server}, and did not request again there"
+            ));
         }
-        if took > limit + MARGIN {
-            self.wrong(format!(
+        if took > limit + TIMEOUT_MARGIN {
+            self.report_violation(format!(
                 "{worker} waits {} s at most, and was told after {} s",
                 limit.as_secs_f64(),
                 took.as_secs_f64()
@@ -275,103 +314,107 @@ impl Audit {
         }
     }
 
-    pub fn won(&self, worker: &str, won: Won, usable: &[usize]) {
-        self.note(format!("{worker} has lease {} of server{}", won.lease, won.server));
-        self.over(worker, usable);
-        let mut inner = self.lock();
-        inner.counts.won += 1;
-        inner.counts.won_waiting +=
-            u64::from(inner.granted.get(&(won.server, won.lease)).is_some_and(|granted| granted.hedged));
-        let call = inner.calls.get_mut(worker).unwrap();
+    pub fn record_grant(&self, worker: &str, held: ClientHold, usable: &[usize]) {
+        self.trace(format!("{worker} has lease {} of server{}", held.lease, held.server));
+        self.end_call(worker, usable);
+        let mut state = self.lock();
+        state.event_counts.granted += 1;
+        state.event_counts.granted_waiting +=
+            u64::from(state.granted.get(&(held.server, held.lease)).is_some_and(|granted| granted.hedged));
+        let call = state.calls.get_mut(worker).unwrap();
         let client = call.client.clone();
-        call.won = Some(won.clone());
-        drop(inner);
-        if won.by_books {
-            self.books_are_right(&client, won.server);
+        call.held = Some(held.clone());
+        drop(state);
+        if held.by_client {
+            self.check_client_accounting(&client, held.server);
         }
     }
 
-    /// What one client's books give of a server's GPUs is not more than there is.
-    fn books_are_right(&self, client: &str, server: usize) {
+    /// The accounting of one client grants no more of a server's GPUs than there is.
+    fn check_client_accounting(&self, client: &str, server: usize) {
         let mut sums: BTreeMap<u32, f64> = BTreeMap::new();
-        let inner = self.lock();
-        let held = inner.calls.values().filter(|call| call.client == client).filter_map(|call| call.won.as_ref());
-        for won in held.filter(|won| won.by_books && won.is_held && won.server == server) {
-            for (gpu, fraction) in &won.devices {
+        let state = self.lock();
+        let held = state.calls.values().filter(|call| call.client == client).filter_map(|call| call.held.as_ref());
+        for held in held.filter(|held| held.by_client && held.is_held && held.server == server) {
+            for (gpu, fraction) in &held.devices {
                 *sums.entry(*gpu).or_default() += fraction;
             }
         }
-        drop(inner);
+        drop(state);
         for (gpu, sum) in sums.into_iter().filter(|(_, sum)| *sum > 1.0005) {
-            self.wrong(format!("{client} gives {sum} of GPU {gpu} of server{server}"));
+            self.report_violation(format!("{client} gives {sum} of GPU {gpu} of server{server}"));
         }
     }
 
-    pub fn told(&self, worker: &str, error: &str, usable: &[usize]) {
-        self.note(format!("{worker} is told: {error}"));
-        self.over(worker, usable);
-        self.lock().counts.told += 1;
+    pub fn record_error(&self, worker: &str, error: &str, usable: &[usize]) {
+        self.trace(format!("{worker} gets an error: {error}"));
+        self.end_call(worker, usable);
+        self.lock().event_counts.errors += 1;
     }
 
-    pub fn given_up(&self, worker: &str, usable: &[usize]) {
-        self.note(format!("{worker} wants it no more"));
-        self.over(worker, usable);
-        self.lock().counts.given_up += 1;
+    pub fn record_cancelled(&self, worker: &str, usable: &[usize]) {
+        self.trace(format!("{worker} cancels"));
+        self.end_call(worker, usable);
+        self.lock().event_counts.cancelled += 1;
     }
 
-    /// Its holder holds it no more: given back, or lost.
-    pub fn let_go(&self, worker: &str, is_lost: bool) {
-        self.note(format!("{worker} lets go{}", if is_lost { ", it is lost" } else { "" }));
-        let mut inner = self.lock();
-        inner.counts.lost += u64::from(is_lost);
-        if let Some(won) = inner.calls.get_mut(worker).and_then(|call| call.won.as_mut()) {
-            won.is_held = false;
+    /// Ends a hold: the lease was released or lost.
+    pub fn end_hold(&self, worker: &str, is_lost: bool) {
+        self.trace(format!("{worker} ends its hold{}", if is_lost { " after a loss" } else { "" }));
+        let mut state = self.lock();
+        state.event_counts.lost += u64::from(is_lost);
+        if let Some(held) = state.calls.get_mut(worker).and_then(|call| call.held.as_mut()) {
+            held.is_held = false;
         }
     }
 
-    /// Everything of a client is let go at once: it stops or dies.
-    pub fn all_let_go(&self, client: &str) {
-        let mut inner = self.lock();
-        for won in inner.calls.values_mut().filter(|call| call.client == client).filter_map(|call| call.won.as_mut()) {
-            won.is_held = false;
+    /// Ends all holds of a client that stops or dies.
+    pub fn end_all_holds(&self, client: &str) {
+        let mut state = self.lock();
+        for held in state.calls.values_mut().filter(|call| call.client == client).filter_map(|call| call.held.as_mut())
+        {
+            held.is_held = false;
         }
     }
 
-    /// Nobody who asked for the same earlier was served later; only where nothing went wrong on the way, since a place in a
-    /// queue can be lost with a server or a connection.
-    pub fn is_first_come_first_served(&self) {
+    /// Earlier requests of the same shape were served earlier. Holds only without faults, since a queue position can be
+    /// lost with a server or a connection.
+    pub fn check_fifo_order(&self) {
         let served: Vec<(String, String, String, Instant, Instant)> = {
-            let inner = self.lock();
-            let served = inner.calls.iter().filter_map(|(worker, call)| {
-                let won = call.won.as_ref()?;
-                Some((worker.clone(), call.client.clone(), call.shape.clone(), call.asked, won.at))
+            let state = self.lock();
+            let served = state.calls.iter().filter_map(|(worker, call)| {
+                let held = call.held.as_ref()?;
+                Some((worker.clone(), call.client.clone(), call.request_shape.clone(), call.asked, held.at))
             });
             served.collect()
         };
-        for (worker, client, shape, asked, at) in &served {
-            let passed = served.iter().find(|(_, other, wish, earlier, later)| {
-                other == client && wish == shape && *earlier + APART < *asked && *later > *at + APART
+        for (worker, client, request_shape, asked, at) in &served {
+            let passed = served.iter().find(|(_, other, request_template, earlier, later)| {
+                other == client
+                    && request_template == request_shape
+                    && *earlier + CONCURRENT_CALL_SPAN < *asked
+                    && *later > *at + CONCURRENT_CALL_SPAN
             });
             if let Some((other, ..)) = passed {
-                self.wrong(format!("{worker} came after {other} and was served before it"));
+                self.report_violation(format!("{worker} came after {other} and was served before it"));
             }
         }
     }
 
-    /// Every call came to an end.
-    pub fn all_came_back(&self) {
+    /// Every call ended.
+    pub fn check_all_returned(&self) {
         let open: Vec<String> = {
-            let inner = self.lock();
-            inner.calls.iter().filter(|(_, call)| !call.is_over).map(|(worker, _)| worker.clone()).collect()
+            let state = self.lock();
+            state.calls.iter().filter(|(_, call)| !call.is_over).map(|(worker, _)| worker.clone()).collect()
         };
         for worker in open {
-            self.wrong(format!("{worker} was never told anything"));
+            self.report_violation(format!("the call of {worker} never ended"));
         }
     }
 
-    pub fn forget(&self, client: &str) {
-        let mut inner = self.lock();
-        for call in inner.calls.values_mut().filter(|call| call.client == client) {
+    pub fn forget_client(&self, client: &str) {
+        let mut state = self.lock();
+        for call in state.calls.values_mut().filter(|call| call.client == client) {
             call.is_over = true;
         }
     }

@@ -1,4 +1,4 @@
-//! The way between clients and servers: every exchange takes its time, and may go wrong in any way that chance chooses.
+//! The network between clients and servers: every exchange takes time and may fail in random ways.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,77 +11,81 @@ use http::{HeaderMap, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::audit::Audit;
+use crate::audit::InvariantAudit;
 use crate::chance::SeededRng;
-use crate::routes;
-use crate::server::Server;
+use crate::server_routes;
+use crate::simulated_server::SimulatedServer;
 
-/// What becomes of an exchange.
+/// Fate of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Fine,
+enum ExchangeFate {
+    Delivered,
     Slow,
-    QuestionLost,
-    AnswerLost,
+    RequestLost,
+    ResponseLost,
     ResetBefore,
     ResetAfter,
     Refused,
     Garbage,
     HalfABody,
-    /// A status of its own, in place of the question's being worked off.
-    Instead(u16),
-    /// A gateway gives up after the question was passed on.
+    /// Another status in place of the response; the request is not delivered.
+    ReplacedByStatus(u16),
+    /// A gateway times out after it has forwarded the request.
     GatewayAfter,
     Twice,
-    /// Arrives long after whoever asked has given up.
+    /// Arrives long after the client has timed out.
     VeryLate,
 }
 
-const FAULTS: [Fate; 15] = [
-    Fate::Slow,
-    Fate::QuestionLost,
-    Fate::QuestionLost,
-    Fate::AnswerLost,
-    Fate::AnswerLost,
-    Fate::ResetBefore,
-    Fate::ResetAfter,
-    Fate::Refused,
-    Fate::Garbage,
-    Fate::HalfABody,
-    Fate::Instead(500),
-    Fate::Instead(503),
-    Fate::Instead(429),
-    Fate::GatewayAfter,
-    Fate::Twice,
+const FAULTS: [ExchangeFate; 15] = [
+    ExchangeFate::Slow,
+    ExchangeFate::RequestLost,
+    ExchangeFate::RequestLost,
+    ExchangeFate::ResponseLost,
+    ExchangeFate::ResponseLost,
+    ExchangeFate::ResetBefore,
+    ExchangeFate::ResetAfter,
+    ExchangeFate::Refused,
+    ExchangeFate::Garbage,
+    ExchangeFate::HalfABody,
+    ExchangeFate::ReplacedByStatus(500),
+    ExchangeFate::ReplacedByStatus(503),
+    ExchangeFate::ReplacedByStatus(429),
+    ExchangeFate::GatewayAfter,
+    ExchangeFate::Twice,
 ];
 
 #[derive(Debug)]
-pub struct Network {
-    pub servers: Vec<Arc<Server>>,
-    pub audit: Arc<Audit>,
-    state: Mutex<State>,
+pub struct FaultyNetwork {
+    pub servers: Vec<Arc<SimulatedServer>>,
+    pub audit: Arc<InvariantAudit>,
+    state: Mutex<NetworkState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct NetworkState {
     chance: SeededRng,
-    /// How many of a hundred exchanges go wrong.
+    /// Percentage of exchanges that fail.
     faults: u64,
-    /// Only those of a route that ends so; empty for all.
+    /// Suffix of the routes that fail; empty for all.
     only: &'static str,
-    /// Which clients cannot reach which servers.
+    /// Pairs of clients and servers without a connection.
     cut: BTreeSet<(usize, usize)>,
 }
 
-impl Network {
+impl FaultyNetwork {
     pub fn new(
-        servers: Vec<Arc<Server>>,
-        audit: Arc<Audit>,
+        servers: Vec<Arc<SimulatedServer>>,
+        audit: Arc<InvariantAudit>,
         chance: SeededRng,
         faults: u64,
         only: &'static str,
     ) -> Arc<Self> {
-        Arc::new(Self { servers, audit, state: Mutex::new(State { chance, faults, only, cut: BTreeSet::new() }) })
+        Arc::new(Self {
+            servers,
+            audit,
+            state: Mutex::new(NetworkState { chance, faults, only, cut: BTreeSet::new() }),
+        })
     }
 
     pub fn cut(&self, slot: usize, server: usize, is_cut: bool) {
@@ -92,7 +96,7 @@ impl Network {
         };
     }
 
-    /// From now on everything arrives.
+    /// Ends all faults.
     pub fn heal(&self) {
         let mut state = self.state.lock().unwrap();
         state.faults = 0;
@@ -103,33 +107,33 @@ impl Network {
         self.state.lock().unwrap().cut.contains(&(slot, server))
     }
 
-    fn fate(&self, route: &str) -> Fate {
+    fn fate(&self, route: &str) -> ExchangeFate {
         let mut state = self.state.lock().unwrap();
         let faults = if route.ends_with(state.only) { state.faults } else { 0 };
         if !state.chance.percent_chance(faults) {
-            return Fate::Fine;
+            return ExchangeFate::Delivered;
         }
-        if state.chance.percent_chance(10) { Fate::VeryLate } else { *state.chance.pick(&FAULTS) }
+        if state.chance.percent_chance(10) { ExchangeFate::VeryLate } else { *state.chance.pick(&FAULTS) }
     }
 
     fn millis(&self, least: u64, most: u64) -> Duration {
         millis(&mut self.state.lock().unwrap().chance, least, most)
     }
 
-    fn happens(&self, percent: u64) -> bool {
+    fn chance_of(&self, percent: u64) -> bool {
         self.state.lock().unwrap().chance.percent_chance(percent)
     }
 }
 
-/// A client's life: once it is over, it neither says nor hears anything.
+/// Lifetime of a client: after its end it sends and receives nothing.
 #[derive(Debug)]
-pub struct Life {
+pub struct ClientLifetime {
     pub name: String,
     pub slot: usize,
     is_over: AtomicBool,
 }
 
-impl Life {
+impl ClientLifetime {
     pub fn new(name: String, slot: usize) -> Arc<Self> {
         Arc::new(Self { name, slot, is_over: AtomicBool::new(false) })
     }
@@ -143,38 +147,39 @@ impl Life {
     }
 }
 
-/// Carries one client's questions to one server.
+/// Transport of one client's requests to one server.
 #[derive(Debug, Clone)]
-pub struct Carrier {
-    pub network: Arc<Network>,
-    pub life: Arc<Life>,
+pub struct FaultyTransport {
+    pub network: Arc<FaultyNetwork>,
+    pub lifetime: Arc<ClientLifetime>,
     pub server: usize,
 }
 
-impl Transport for Carrier {
-    fn exchange(&self, question: HttpRequest) -> ExchangeFuture<'_> {
+impl Transport for FaultyTransport {
+    fn exchange(&self, request: HttpRequest) -> ExchangeFuture<'_> {
         Box::pin(async move {
-            if self.life.is_over() {
-                return never().await;
+            if self.lifetime.is_over() {
+                return pending_forever().await;
             }
-            let fate = self.network.fate(&question.route);
-            let said = format!("{} to server{}: {} {}", self.life.name, self.server, question.method, question.route);
-            let body = question.body.clone().unwrap_or_default();
-            self.network.audit.note(format!("{said} {} ({fate:?})", String::from_utf8_lossy(&body)));
-            let limit = question.timeout;
+            let fate = self.network.fate(&request.route);
+            let exchange_name =
+                format!("{} to server{}: {} {}", self.lifetime.name, self.server, request.method, request.route);
+            let body = request.body.clone().unwrap_or_default();
+            self.network.audit.trace(format!("{exchange_name} {} ({fate:?})", String::from_utf8_lossy(&body)));
+            let limit = request.timeout;
             let confirmed =
-                question.route.strip_suffix("/confirm").and_then(|route| route.rsplit('/').next()?.parse().ok());
-            let outcome = timeout(limit, self.carry(question, fate)).await.unwrap_or(Err(TransportError::Late));
-            if self.life.is_over() {
-                return never().await;
+                request.route.strip_suffix("/confirm").and_then(|route| route.rsplit('/').next()?.parse().ok());
+            let outcome = timeout(limit, self.apply_fate(request, fate)).await.unwrap_or(Err(TransportError::TimedOut));
+            if self.lifetime.is_over() {
+                return pending_forever().await;
             }
-            let heard = match &outcome {
-                Ok(answer) => format!("{} {}", answer.status.as_u16(), shortened(&answer.body)),
+            let outcome_text = match &outcome {
+                Ok(response) => format!("{} {}", response.status.as_u16(), shortened(&response.body)),
                 Err(fault) => format!("{fault:?}"),
             };
-            self.network.audit.note(format!("{said}: {heard}"));
-            if let (Some(lease), Ok(answer)) = (confirmed, &outcome)
-                && answer.status == StatusCode::CONFLICT
+            self.network.audit.trace(format!("{exchange_name}: {outcome_text}"));
+            if let (Some(lease), Ok(response)) = (confirmed, &outcome)
+                && response.status == StatusCode::CONFLICT
             {
                 self.network.audit.offer_is_gone(self.server, lease);
             }
@@ -183,103 +188,107 @@ impl Transport for Carrier {
     }
 }
 
-impl Carrier {
-    async fn carry(&self, question: HttpRequest, fate: Fate) -> Result<HttpResponse, TransportError> {
+impl FaultyTransport {
+    async fn apply_fate(&self, request: HttpRequest, fate: ExchangeFate) -> Result<HttpResponse, TransportError> {
         let (there, back) = match fate {
-            Fate::Slow => (self.network.millis(100, 3_000), self.network.millis(100, 3_000)),
-            Fate::VeryLate => (question.timeout + self.network.millis(0, 20_000), Duration::ZERO),
+            ExchangeFate::Slow => (self.network.millis(100, 3_000), self.network.millis(100, 3_000)),
+            ExchangeFate::VeryLate => (request.timeout + self.network.millis(0, 20_000), Duration::ZERO),
             _ => (self.network.millis(1, 15), self.network.millis(1, 15)),
         };
         match fate {
-            Fate::QuestionLost => return never().await,
-            Fate::ResetBefore => {
+            ExchangeFate::RequestLost => return pending_forever().await,
+            ExchangeFate::ResetBefore => {
                 tokio::time::sleep(there).await;
                 return Err(broken());
             }
-            Fate::Refused => {
+            ExchangeFate::Refused => {
                 tokio::time::sleep(there).await;
                 return Err(TransportError::NotSent("refused".into()));
             }
-            Fate::Instead(status) => {
+            ExchangeFate::ReplacedByStatus(status) => {
                 tokio::time::sleep(there + back).await;
-                return Ok(instead(status));
+                return Ok(replacement_response(status));
             }
             _ => {}
         }
-        if self.network.is_cut(self.life.slot, self.server) {
-            return match self.network.happens(30) {
+        if self.network.is_cut(self.lifetime.slot, self.server) {
+            return match self.network.chance_of(30) {
                 true => Err(TransportError::NotSent("no way there".into())),
-                false => never().await,
+                false => pending_forever().await,
             };
         }
-        // What was refused is not remembered under its key: asked twice it may be granted the second time, and nobody could
-        // know. It ends with its ttl.
-        let is_refusable = question.body.as_ref().is_some_and(|body| has(body, b"\"queue\":false"));
-        if fate == Fate::Twice && !is_refusable {
+        // A refusal is not remembered under its key: a repeated request may be granted, and no client would know. Such
+        // a grant ends with its ttl.
+        let is_refusable = request.body.as_ref().is_some_and(|body| contains_bytes(body, b"\"queue\":false"));
+        if fate == ExchangeFate::Twice && !is_refusable {
             let (again, later) = (self.clone(), there + self.network.millis(1, 4_000));
-            let question = question.clone();
-            tokio::spawn(async move { again.deliver(&question, later).await });
+            let request = request.clone();
+            tokio::spawn(async move { again.deliver(&request, later).await });
         }
-        let answer = self.ask(question, there).await?;
+        let response = self.send(request, there).await?;
         tokio::time::sleep(back).await;
-        if fate == Fate::AnswerLost || self.network.is_cut(self.life.slot, self.server) {
-            return never().await;
+        if fate == ExchangeFate::ResponseLost || self.network.is_cut(self.lifetime.slot, self.server) {
+            return pending_forever().await;
         }
         match fate {
-            Fate::ResetAfter => Err(broken()),
-            Fate::Garbage => Ok(HttpResponse { body: Bytes::from_static(b"<html>welcome</html>"), ..whole(answer) }),
-            Fate::HalfABody => Ok(HttpResponse { body: answer.body.slice(..answer.body.len() / 2), ..whole(answer) }),
-            Fate::GatewayAfter => Ok(instead(504)),
-            _ => Ok(answer),
+            ExchangeFate::ResetAfter => Err(broken()),
+            ExchangeFate::Garbage => {
+                Ok(HttpResponse { body: Bytes::from_static(b"<html>welcome</html>"), ..with_ok_status(response) })
+            }
+            ExchangeFate::HalfABody => {
+                Ok(HttpResponse { body: response.body.slice(..response.body.len() / 2), ..with_ok_status(response) })
+            }
+            ExchangeFate::GatewayAfter => Ok(replacement_response(504)),
+            _ => Ok(response),
         }
     }
 
-    /// Sends the question, which arrives whether or not anybody waits for the answer.
-    async fn ask(&self, question: HttpRequest, there: Duration) -> Result<HttpResponse, TransportError> {
-        let (tell, told) = oneshot::channel();
-        // A server may notice that whoever follows has hung up.
-        let notices = question.route.ends_with("/follow") && self.network.happens(90);
+    /// Sends the request, which arrives even if the caller stops waiting for the response.
+    async fn send(&self, request: HttpRequest, there: Duration) -> Result<HttpResponse, TransportError> {
+        let (response_sender, errors) = oneshot::channel();
+        // A server may notice that the following client has closed the connection.
+        let notices = request.route.ends_with("/follow") && self.network.chance_of(90);
         let carrier = self.clone();
         tokio::spawn(async move {
-            let mut tell = tell;
-            let answer = tokio::select! {
+            let mut response_sender = response_sender;
+            let response = tokio::select! {
                 biased;
-                answer = carrier.deliver(&question, there) => answer,
-                () = tell.closed(), if notices => return,
+                response = carrier.deliver(&request, there) => response,
+                () = response_sender.closed(), if notices => return,
             };
-            let _ = tell.send(answer);
+            let _ = response_sender.send(response);
         });
-        told.await.unwrap_or_else(|_| Err(broken()))
+        errors.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    async fn deliver(&self, question: &HttpRequest, there: Duration) -> Result<HttpResponse, TransportError> {
+    async fn deliver(&self, request: &HttpRequest, there: Duration) -> Result<HttpResponse, TransportError> {
         tokio::time::sleep(there).await;
         let server = &self.network.servers[self.server];
-        if self.network.is_cut(self.life.slot, self.server) {
-            return never().await;
+        if self.network.is_cut(self.lifetime.slot, self.server) {
+            return pending_forever().await;
         }
         if !server.is_up() {
             return Err(TransportError::NotSent("nobody listens".into()));
         }
         let working = self.network.millis(0, 5);
-        routes::answer(server, &self.life.name, question, working).await.ok_or_else(broken)
+        server_routes::respond(server, &self.lifetime.name, request, working).await.ok_or_else(broken)
     }
 }
 
-/// A time between two, in milliseconds.
+/// Random duration between two bounds in milliseconds.
 pub fn millis(chance: &mut SeededRng, least: u64, most: u64) -> Duration {
     Duration::from_millis(least + chance.below(most - least + 1))
 }
 
-/// A body that is not whole comes with a status as if it were.
-fn whole(answer: HttpResponse) -> HttpResponse {
-    HttpResponse { status: StatusCode::OK, headers: HeaderMap::new(), ..answer }
+/// A truncated body comes with a success status.
+fn with_ok_status(response: HttpResponse) -> HttpResponse {
+    HttpResponse { status: StatusCode::OK, headers: HeaderMap::new(), ..response }
 }
 
-fn instead(status: u16) -> HttpResponse {
+fn replacement_response(status: u16) -> HttpResponse {
     match status {
-        429 => routes::problem(429, "too_many_waiting", "later".into()),
-        503 => routes::problem(503, "busy", "later".into()),
+        429 => server_routes::problem(429, "too_many_waiting", "later".into()),
+        503 => server_routes::problem(503, "busy", "later".into()),
         _ => HttpResponse {
             status: StatusCode::from_u16(status).unwrap(),
             headers: HeaderMap::new(),
@@ -297,10 +306,10 @@ fn shortened(body: &[u8]) -> String {
     text.chars().take(400).collect()
 }
 
-fn has(body: &[u8], part: &[u8]) -> bool {
+fn contains_bytes(body: &[u8], part: &[u8]) -> bool {
     body.windows(part.len()).any(|window| window == part)
 }
 
-async fn never<T>() -> T {
+async fn pending_forever<T>() -> T {
     std::future::pending().await
 }

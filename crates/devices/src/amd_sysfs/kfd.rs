@@ -1,4 +1,4 @@
-//! The compute topology of the kernel's AMD driver: which nodes are GPUs, what memory they have, what joins them.
+//! Compute topology of the kernel's AMD driver: the nodes that are GPUs, their memory and their links.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,51 +11,51 @@ use crate::reported::Reported;
 use crate::source_reading::DetectedLink;
 use crate::{address, kernel_file, limits};
 
-/// Everything the topology says of GPUs.
+/// GPUs and processors in the topology.
 #[derive(Debug, Default)]
-pub(crate) struct Topology {
-    /// The GPUs, by their number.
-    pub gpus: Vec<Node>,
-    /// The numbers of nodes that are processors.
+pub(crate) struct KfdTopology {
+    /// GPUs, by node number.
+    pub gpus: Vec<KfdNode>,
+    /// Node numbers of the processors.
     pub cpus: Vec<u32>,
     pub warnings: Vec<String>,
 }
 
-/// A GPU, or a partition of one.
+/// A GPU or a partition of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct KfdNode {
     pub number: u32,
-    /// What other files of this driver call it.
+    /// Id of the GPU in other files of this driver.
     pub gpu_id: Option<u32>,
     pub codename: Option<String>,
     pub device_id: Option<u16>,
     pub pci: Option<PciAddress>,
-    /// Which partition its location says it is.
+    /// Partition number from the location.
     pub partition: u16,
     pub render_minor: Option<u32>,
     pub unique_id: Option<u64>,
-    /// How many compute dies it has.
+    /// Number of compute dies.
     pub dies: Option<u64>,
     pub memory: Reported<Bytes>,
-    pub links: Vec<NodeLink>,
+    pub links: Vec<KfdLink>,
 }
 
-/// A link from a node to another.
+/// A link from one node to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NodeLink {
+pub(crate) struct KfdLink {
     pub to: u32,
-    /// Whether it is AMD's own, between cards; others are PCIe.
+    /// Whether the link is XGMI between cards; others are PCIe.
     pub is_xgmi: bool,
     /// The driver's measure of distance.
     pub weight: u64,
 }
 
 /// Reads the nodes in a folder like `topology/nodes`.
-pub(crate) fn read(nodes: &Path) -> Topology {
-    let mut topology = Topology::default();
-    for (number, folder) in numbered(nodes) {
-        match kernel_file::text(&folder.join("properties")) {
-            Reported::Value(text) => topology.add(number, &folder, &Properties::of(&text)),
+pub(crate) fn read(nodes: &Path) -> KfdTopology {
+    let mut topology = KfdTopology::default();
+    for (number, folder) in numbered_folders(nodes) {
+        match kernel_file::read_text(&folder.join("properties")) {
+            Reported::Value(text) => topology.add(number, &folder, &KfdProperties::of(&text)),
             Reported::Unsupported(words) | Reported::Failed(words) => {
                 let why = if words.is_empty() { "it has no properties" } else { &words };
                 topology.warnings.push(format!("compute node {number} cannot be read: {why}"));
@@ -65,16 +65,16 @@ pub(crate) fn read(nodes: &Path) -> Topology {
     topology
 }
 
-/// Whether a folder holds nodes.
-pub(crate) fn is_nodes(folder: &Path) -> bool {
+/// Whether a folder contains nodes.
+pub(crate) fn contains_nodes(folder: &Path) -> bool {
     let is_node = |(_, node): (u32, PathBuf)| {
-        kernel_file::text(&node.join("properties")).value().is_some_and(|text| text.contains("simd_count"))
+        kernel_file::read_text(&node.join("properties")).value().is_some_and(|text| text.contains("simd_count"))
     };
-    numbered(folder).into_iter().any(is_node)
+    numbered_folders(folder).into_iter().any(is_node)
 }
 
-impl Topology {
-    fn add(&mut self, number: u32, folder: &Path, properties: &Properties) {
+impl KfdTopology {
+    fn add(&mut self, number: u32, folder: &Path, properties: &KfdProperties) {
         let is_gpu = match properties.get("simd_count") {
             Some(count) => count > 0,
             None => properties.get("vendor_id") == Some(0x1002),
@@ -83,13 +83,13 @@ impl Topology {
             self.cpus.push(number);
         }
         if is_gpu {
-            self.gpus.push(Node::read(number, folder, properties));
+            self.gpus.push(KfdNode::read(number, folder, properties));
         }
     }
 }
 
-impl Node {
-    fn read(number: u32, folder: &Path, properties: &Properties) -> Self {
+impl KfdNode {
+    fn read(number: u32, folder: &Path, properties: &KfdProperties) -> Self {
         let small = |key: &str| properties.get(key).and_then(|value| u32::try_from(value).ok());
         let location = small("location_id").filter(|&location| location != 0);
         let (location, partition) = location.map_or((None, 0), |location| {
@@ -98,10 +98,10 @@ impl Node {
         });
         Self {
             number,
-            gpu_id: kernel_file::number(&folder.join("gpu_id")).value().copied().filter(|&id| id != 0),
+            gpu_id: kernel_file::read_number(&folder.join("gpu_id")).value().copied().filter(|&id| id != 0),
             codename: codename(folder),
             device_id: properties.get("device_id").and_then(|id| id.try_into().ok()).filter(|&id| id != 0),
-            pci: location.map(|location| address::from_location(small("domain").unwrap_or(0), location)),
+            pci: location.map(|location| address::from_kfd_location(small("domain").unwrap_or(0), location)),
             partition,
             render_minor: small("drm_render_minor").filter(|&minor| minor != 0),
             unique_id: properties.get("unique_id").filter(|&id| id != 0),
@@ -112,10 +112,10 @@ impl Node {
     }
 }
 
-/// Bus, device and function of a location apart from the partition that the driver hides in it.
+/// Separates bus, device and function of a location from the partition number.
 ///
-/// Newer drivers keep the partition in the four highest bits, older ones in the function, which is 0 on every such
-/// card (those of the families gfx940 to gfx950).
+/// Newer drivers store the partition in the four highest bits, older ones in the function, which is 0 on every
+/// partitioned card (families gfx940 to gfx950).
 const fn split_location(location: u32, gfx_target: u32) -> (u32, u16) {
     let high = location >> 28;
     if high != 0 {
@@ -127,19 +127,19 @@ const fn split_location(location: u32, gfx_target: u32) -> (u32, u16) {
     (location, 0)
 }
 
-/// The driver's name of the chip; newer drivers write the same words for all of them.
+/// Returns the driver's name of the chip; newer drivers write the same words for every chip.
 fn codename(folder: &Path) -> Option<String> {
-    let name = kernel_file::text(&folder.join("name")).value().cloned()?;
-    (name != "ip discovery").then(|| crate::reported::words(&name).into_owned())
+    let name = kernel_file::read_text(&folder.join("name")).value().cloned()?;
+    (name != "ip discovery").then(|| crate::reported::truncate_text(&name).into_owned())
 }
 
-/// The device memory of a node: its banks in frame buffers, or what older drivers give as one number.
-fn memory(folder: &Path, properties: &Properties) -> Reported<Bytes> {
-    let banks = numbered(&folder.join("mem_banks"));
+/// Returns the device memory of a node: its frame buffer banks, or the single number of older drivers.
+fn memory(folder: &Path, properties: &KfdProperties) -> Reported<Bytes> {
+    let banks = numbered_folders(&folder.join("mem_banks"));
     let mut total = 0_u64;
     for (_, bank) in &banks {
-        let text = kernel_file::text(&bank.join("properties"));
-        let bank = Properties::of(text.value().map_or("", String::as_str));
+        let text = kernel_file::read_text(&bank.join("properties"));
+        let bank = KfdProperties::of(text.value().map_or("", String::as_str));
         if matches!(bank.get("heap_type"), Some(1 | 2)) {
             total = total.saturating_add(bank.get("size_in_bytes").unwrap_or(0));
         }
@@ -147,35 +147,35 @@ fn memory(folder: &Path, properties: &Properties) -> Reported<Bytes> {
     if total == 0 {
         total = properties.get("local_mem_size").unwrap_or(0);
     }
-    let promised = properties.get("mem_banks_count").unwrap_or(0);
+    let expected = properties.get("mem_banks_count").unwrap_or(0);
     match total {
         0 => Reported::ABSENT,
-        _ if !banks.is_empty() && (banks.len() as u64) < promised => {
-            Reported::Failed(format!("{} of {promised} banks of memory are listed", banks.len()).into())
+        _ if !banks.is_empty() && (banks.len() as u64) < expected => {
+            Reported::Failed(format!("only {} of {expected} memory banks are listed", banks.len()).into())
         }
         _ => Reported::Value(Bytes(total)),
     }
 }
 
-fn node_links(folder: &Path) -> impl Iterator<Item = NodeLink> + use<> {
-    numbered(folder).into_iter().filter_map(|(_, link)| {
-        let text = kernel_file::text(&link.join("properties"));
-        let link = Properties::of(text.value()?);
+fn node_links(folder: &Path) -> impl Iterator<Item = KfdLink> + use<> {
+    numbered_folders(folder).into_iter().filter_map(|(_, link)| {
+        let text = kernel_file::read_text(&link.join("properties"));
+        let link = KfdProperties::of(text.value()?);
         let is_xgmi = link.get("type")? == 11;
-        Some(NodeLink { to: link.get("node_to")?.try_into().ok()?, is_xgmi, weight: link.get("weight").unwrap_or(0) })
+        Some(KfdLink { to: link.get("node_to")?.try_into().ok()?, is_xgmi, weight: link.get("weight").unwrap_or(0) })
     })
 }
 
-/// The entries of a folder that are numbers, in order.
-fn numbered(folder: &Path) -> Vec<(u32, PathBuf)> {
-    let numbers = kernel_file::numbered(folder, "").unwrap_or_default().into_iter().take(limits::DEVICES);
+/// Lists the numeric entries of a folder, in order.
+fn numbered_folders(folder: &Path) -> Vec<(u32, PathBuf)> {
+    let numbers = kernel_file::numbered_entries(folder, "").unwrap_or_default().into_iter().take(limits::DEVICES);
     numbers.map(|number| (number, folder.join(number.to_string()))).collect()
 }
 
-/// Lines of a name and a number.
-struct Properties<'a>(BTreeMap<&'a str, u64>);
+/// Lines with a name and a number.
+struct KfdProperties<'a>(BTreeMap<&'a str, u64>);
 
-impl<'a> Properties<'a> {
+impl<'a> KfdProperties<'a> {
     fn of(text: &'a str) -> Self {
         let line = |line: &'a str| {
             let (key, value) = line.trim().split_once(char::is_whitespace)?;
@@ -189,44 +189,48 @@ impl<'a> Properties<'a> {
     }
 }
 
-// How the GPUs of the compute topology are joined.
+// Links between the GPUs of the compute topology.
 
-/// Every pair of more GPUs than these is not looked at; direct links still are.
-const MOST_PAIRED: usize = 256;
+/// Maximum number of GPUs for which every pair gets a link; beyond, only direct links count.
+const MAX_PAIRED_GPUS: usize = 256;
 
-/// Links between GPUs, each given with its place among the devices.
+/// Returns the links between GPUs, each given with its index among the devices.
 ///
-/// Direct ones are as the driver lists them. Every other pair is as near as the processors they hang on: nothing in the
-/// topology tells how many switches lie between.
-pub(crate) fn links(gpus: &[(usize, &Node)], cpus: &[u32]) -> Vec<DetectedLink> {
-    let places: BTreeMap<u32, usize> = gpus.iter().map(|(place, node)| (node.number, *place)).collect();
+/// Direct links are as the driver lists them. The distance of every other pair is that of their processors: the
+/// topology does not list the switches between them.
+pub(crate) fn links(gpus: &[(usize, &KfdNode)], cpus: &[u32]) -> Vec<DetectedLink> {
+    let indices: BTreeMap<u32, usize> = gpus.iter().map(|(index, node)| (node.number, *index)).collect();
     let mut links = Vec::new();
-    for (place, node) in gpus {
+    for (index, node) in gpus {
         for link in node.links.iter().filter(|link| link.is_xgmi) {
-            let other = places.get(&link.to).filter(|other| *other != place);
-            links.extend(other.map(|&other| DetectedLink::new(*place, other, LinkKind::Xgmi(hops(link.weight)))));
+            let other = indices.get(&link.to).filter(|other| *other != index);
+            links.extend(other.map(|&other| DetectedLink::new(*index, other, LinkKind::Xgmi(hops(link.weight)))));
         }
     }
-    let homes: Vec<(usize, u32)> =
-        gpus.iter().take(MOST_PAIRED).filter_map(|(place, node)| Some((*place, home(node, cpus)?))).collect();
-    for (at, (place, home)) in homes.iter().enumerate() {
-        for (other, other_home) in &homes[at + 1..] {
-            let kind = if home == other_home { LinkKind::SameNuma } else { LinkKind::CrossNuma };
-            links.push(DetectedLink::new(*place, *other, kind));
+    let processors: Vec<(usize, u32)> = gpus
+        .iter()
+        .take(MAX_PAIRED_GPUS)
+        .filter_map(|(index, node)| Some((*index, processor_of(node, cpus)?)))
+        .collect();
+    for (at, (index, processor)) in processors.iter().enumerate() {
+        for (other, other_processor) in &processors[at + 1..] {
+            let kind = if processor == other_processor { LinkKind::SameNuma } else { LinkKind::CrossNuma };
+            links.push(DetectedLink::new(*index, *other, kind));
         }
     }
     DetectedLink::nearest(links)
 }
 
-/// The processor a GPU hangs on: the nearest of those it is linked to, or itself where it is one.
-pub(crate) fn home(node: &Node, cpus: &[u32]) -> Option<u32> {
+/// Returns the processor node of a GPU: itself if it is one, else the nearest linked one.
+pub(crate) fn processor_of(node: &KfdNode, cpus: &[u32]) -> Option<u32> {
     if cpus.contains(&node.number) {
         return Some(node.number);
     }
     node.links.iter().filter(|link| cpus.contains(&link.to)).min_by_key(|link| link.weight).map(|link| link.to)
 }
 
-/// The driver weighs a hop between cards 15 and one within a card 13; between partitions of two cards it adds up three.
+/// Converts a link weight to hops. The driver weighs a hop between cards 15 and one within a card 13; between
+/// partitions of two cards it adds up three.
 pub(crate) const fn hops(weight: u64) -> u8 {
     match weight.saturating_add(7) / 15 {
         0 => 1,
@@ -235,46 +239,46 @@ pub(crate) const fn hops(weight: u64) -> u8 {
     }
 }
 
-// Cards that are cut into parts: which parts there are, and what each may say.
+// Partitioned cards: their partitions and the values of each.
 
-/// A card: its place on the bus and its unique number.
-type CardKey = (PciAddress, Option<u64>);
+/// PCI address and unique number of a card.
+type CardIdentity = (PciAddress, Option<u64>);
 
-/// Which part of which card a device is.
+/// Card and partition number of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub card: CardKey,
+pub(crate) struct CardPart {
+    pub card: CardIdentity,
     pub id: u16,
-    /// Into how many parts it is cut; `None` where this part alone is to be seen.
+    /// Number of partitions of the card; `None` if only this one is visible.
     pub parts: Option<u16>,
-    /// Compute dies of this part.
+    /// Compute dies of this partition.
     dies: Option<u64>,
 }
 
-/// The devices that are, or may be, parts, each given with its place among all devices.
-pub(crate) fn parts(gpus: &[(usize, &Node)]) -> Vec<(usize, Part)> {
-    let mut cards: BTreeMap<CardKey, Vec<(usize, &Node)>> = BTreeMap::new();
-    for (place, node) in gpus {
+/// Returns the devices that are, or may be, partitions, each given with its index among all devices.
+pub(crate) fn card_parts(gpus: &[(usize, &KfdNode)]) -> Vec<(usize, CardPart)> {
+    let mut cards: BTreeMap<CardIdentity, Vec<(usize, &KfdNode)>> = BTreeMap::new();
+    for (index, node) in gpus {
         if let Some(pci) = node.pci {
-            cards.entry((pci, node.unique_id)).or_default().push((*place, node));
+            cards.entry((pci, node.unique_id)).or_default().push((*index, node));
         }
     }
     let mut parts = Vec::new();
     for (card, mut members) in cards {
         members.sort_by_key(|(_, node)| (node.partition, node.number));
-        let told_apart = members.windows(2).all(|pair| pair[0].1.partition < pair[1].1.partition);
+        let are_distinct = members.windows(2).all(|pair| pair[0].1.partition < pair[1].1.partition);
         let highest = members.iter().map(|(_, node)| node.partition + 1).max().unwrap_or(0);
         let count = (members.len() > 1).then(|| highest.max(members.len() as u16));
-        for (order, (place, node)) in members.into_iter().enumerate() {
-            let id = if told_apart { node.partition } else { order as u16 };
-            parts.push((place, Part { card, id, parts: count, dies: node.dies }));
+        for (order, (index, node)) in members.into_iter().enumerate() {
+            let id = if are_distinct { node.partition } else { order as u16 };
+            parts.push((index, CardPart { card, id, parts: count, dies: node.dies }));
         }
     }
     parts
 }
 
-/// The partition a part is, given how its card says it is cut; `None` where it is the whole card.
-pub(crate) fn partition(part: Part, mode: Option<Arc<str>>) -> Option<DevicePartition> {
+/// Returns the partition of a device, given the mode of its card; `None` if the device is the whole card.
+pub(crate) fn partition(part: CardPart, mode: Option<Arc<str>>) -> Option<DevicePartition> {
     let is_alone = part.parts.is_none() && part.id == 0;
     if is_alone && mode.as_deref().is_none_or(|mode| mode == "SPX") {
         return None;
@@ -283,8 +287,9 @@ pub(crate) fn partition(part: Part, mode: Option<Arc<str>>) -> Option<DevicePart
     Some(DevicePartition::Amd { id: part.id, mode, parts: part.parts })
 }
 
-/// How a card is cut, by its parts. Only the finest cut leaves parts of one die, so that four of them are not `QPX`.
-fn mode_by_parts(part: Part) -> Option<&'static str> {
+/// Returns the mode of a card by its partitions. Only the finest mode has partitions of one die, so four of them are
+/// not `QPX`.
+fn mode_by_parts(part: CardPart) -> Option<&'static str> {
     match (part.dies?, part.parts?) {
         (1, _) => Some("CPX"),
         (2.., 2) => Some("DPX"),
@@ -294,10 +299,10 @@ fn mode_by_parts(part: Part) -> Option<&'static str> {
     }
 }
 
-const OF_ALL_PARTS: &str = "the card tells this of all its partitions together";
+const OF_ALL_PARTS: &str = "the card reports this for all its partitions together";
 
-/// Makes the readings of a card those of its first part: its own memory, and nothing the other parts have a share in.
-pub(crate) fn keep_own(found: &mut DetectedDevice, node: Option<&Node>) {
+/// Reduces the readings of a card to those of its first partition: its own memory, and nothing that the others share.
+pub(crate) fn keep_own_values(found: &mut DetectedDevice, node: Option<&KfdNode>) {
     found.memory.total = match node.map(|node| &node.memory) {
         Some(own @ Reported::Value(_)) => own.clone(),
         _ => Reported::Unsupported(OF_ALL_PARTS.into()),
@@ -306,8 +311,8 @@ pub(crate) fn keep_own(found: &mut DetectedDevice, node: Option<&Node>) {
     found.utilization = Reported::Unsupported(OF_ALL_PARTS.into());
 }
 
-/// Gives another part what its card measures for all; power counts once, with the first part.
-pub(crate) fn take_from_card(found: &mut DetectedDevice, card: &DetectedDevice) {
+/// Gives another partition the values that its card measures for all; power counts once, with the first partition.
+pub(crate) fn copy_from_card(found: &mut DetectedDevice, card: &DetectedDevice) {
     found.temperature_c = card.temperature_c.clone();
     found.memory.used = Reported::Unsupported(OF_ALL_PARTS.into());
     found.utilization = Reported::Unsupported(OF_ALL_PARTS.into());
@@ -326,15 +331,15 @@ mod tests {
     use proptest::prelude::*;
 
     use crate::amd_sysfs::kfd;
-    use crate::amd_sysfs::tests::Tree;
+    use crate::amd_sysfs::tests::SysfsTree;
 
-    fn nodes(tree: &Tree) -> PathBuf {
+    fn nodes(tree: &SysfsTree) -> PathBuf {
         tree.path("class/kfd/kfd/topology/nodes")
     }
 
     #[test]
     fn processors_are_no_gpus() {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         tree.kfd_cpu(0);
         tree.kfd_gpu(1, "location_id 25344\ndomain 1\ndrm_render_minor 128\nunique_id 255", 777, 1 << 34);
         let topology = read(&nodes(&tree));
@@ -346,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_location_may_hide_a_partition() {
+    fn a_location_may_contain_a_partition_number() {
         assert_eq!(split_location(0x3000_0a00, 0), (0x0a00, 3));
         assert_eq!(split_location(0x0a02, 90_402), (0x0a00, 2));
         assert_eq!(split_location(0x0a02, 90_010), (0x0a02, 0));
@@ -354,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_node_that_cannot_be_read_is_a_warning() {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         tree.kfd_gpu(1, "location_id 256", 5, 0);
         tree.file("class/kfd/kfd/topology/nodes/2/properties", "");
         let topology = read(&nodes(&tree));
@@ -364,18 +369,18 @@ mod tests {
     }
 
     #[test]
-    fn memory_whose_banks_are_not_all_listed_is_not_told() {
-        let tree = Tree::new();
+    fn memory_with_missing_banks_is_a_failure() {
+        let tree = SysfsTree::new();
         tree.kfd_gpu(1, "mem_banks_count 2", 5, 1 << 30);
         assert!(matches!(read(&nodes(&tree)).gpus[0].memory, Reported::Failed(_)));
     }
 
     proptest! {
-        // Each case is a tree of files.
+        // Each case creates a tree of files.
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn no_properties_make_it_panic(text in "([a-z_]{0,12} ?[0-9]{0,22}\n|location_id [0-9]{1,20}\n|.{0,20})*") {
-            let tree = Tree::new();
+        fn parsing_properties_never_panics(text in "([a-z_]{0,12} ?[0-9]{0,22}\n|location_id [0-9]{1,20}\n|.{0,20})*") {
+            let tree = SysfsTree::new();
             tree.file("class/kfd/kfd/topology/nodes/1/properties", format!("simd_count 4\n{text}"));
             tree.file("class/kfd/kfd/topology/nodes/1/mem_banks/0/properties", &text);
             tree.file("class/kfd/kfd/topology/nodes/1/io_links/0/properties", &text);
@@ -393,7 +398,7 @@ mod tests {
 
     #[test]
     fn gpus_without_a_direct_link_are_as_near_as_their_processors() {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         tree.kfd_cpu(0);
         tree.kfd_cpu(1);
         for (gpu, cpu) in [(2, 0), (3, 0), (4, 1)] {
@@ -403,24 +408,24 @@ mod tests {
         }
         tree.kfd_link(3, "io_links", 1, "type 11\nnode_to 4\nweight 15");
         let topology = kfd::read(&tree.path("class/kfd/kfd/topology/nodes"));
-        let gpus: Vec<(usize, &Node)> = topology.gpus.iter().enumerate().collect();
+        let gpus: Vec<(usize, &KfdNode)> = topology.gpus.iter().enumerate().collect();
         let kinds: Vec<LinkKind> = links(&gpus, &topology.cpus).iter().map(|link| link.kind).collect();
         assert_eq!(kinds, [LinkKind::SameNuma, LinkKind::CrossNuma, LinkKind::Xgmi(1)]);
     }
 
-    fn part(id: u16, parts: Option<u16>, dies: u64) -> Part {
-        Part { card: (crate::address::from_location(0, 256), None), id, parts, dies: Some(dies) }
+    fn part(id: u16, parts: Option<u16>, dies: u64) -> CardPart {
+        CardPart { card: (crate::address::from_kfd_location(0, 256), None), id, parts, dies: Some(dies) }
     }
 
-    fn mode(part: Part, told: Option<&str>) -> Option<String> {
-        match partition(part, told.map(Into::into))? {
+    fn mode(part: CardPart, reported: Option<&str>) -> Option<String> {
+        match partition(part, reported.map(Into::into))? {
             DevicePartition::Amd { mode, .. } => mode.map(|mode| mode.to_string()),
             DevicePartition::Mig { .. } => None,
         }
     }
 
     #[test]
-    fn four_parts_are_a_quarter_each_only_where_they_have_several_dies() {
+    fn four_partitions_are_qpx_only_with_several_dies_each() {
         assert_eq!(mode(part(1, Some(4), 2), None).as_deref(), Some("QPX"));
         assert_eq!(mode(part(1, Some(4), 1), None).as_deref(), Some("CPX"));
         assert_eq!(mode(part(1, Some(5), 2), None), None);
@@ -428,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_not_cut_is_no_partition() {
+    fn an_unpartitioned_card_is_not_a_partition() {
         assert_eq!(partition(part(0, None, 8), None), None);
         assert_eq!(partition(part(0, None, 8), Some("SPX".into())), None);
         let cut = partition(part(0, None, 1), Some("CPX".into()));

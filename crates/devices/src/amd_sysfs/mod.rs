@@ -1,10 +1,10 @@
-//! The kernel's own files about AMD devices as a source: live ([`AmdSysfsSource`]), or a captured tree ([`read`]).
+//! The kernel's files about AMD devices as a source: live ([`AmdSysfsSource`]), or from a captured tree ([`read`]).
 //!
-//! Two drivers tell of a card. The graphics driver has an entry `cardN` with the files of its device and sensors
+//! Two drivers describe a card. The graphics driver has an entry `cardN` with the files of its device and sensors
 //! (`drm`, `card`, `gpu_metrics`); the compute driver has a topology of nodes with memory, links and partitions
-//! (`kfd`). `inventory` joins the two, `processes` finds who uses a device.
+//! (`kfd`). `inventory` joins the two, `processes` finds the processes on a device.
 //!
-//! A sleeping card is never woken: reading its sensors would.
+//! The source never wakes a sleeping card, so it does not read the card's sensors.
 
 mod card;
 mod drm;
@@ -21,45 +21,45 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use crate::amd_sysfs::inventory::{Inventory, Others};
-use crate::amd_sysfs::processes::Processes;
+use crate::amd_sysfs::inventory::{AmdInventory, OtherVendorCards};
+use crate::amd_sysfs::processes::ProcessScanner;
 use crate::detect::SourcePaths;
 use crate::kernel_file;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
 
-/// AMD devices as the kernel's own files tell of them; needs no tool and no library.
+/// AMD devices in the kernel's files; needs no tool and no library.
 #[derive(Debug)]
 pub struct AmdSysfsSource {
     drm: PathBuf,
     kfd: PathBuf,
     module: PathBuf,
     proc: PathBuf,
-    /// What the tree looked like at the last walk, and what the walk found.
-    walked: Option<(Outline, Inventory)>,
+    /// Fingerprint of the tree at the last scan, and the devices found.
+    scanned: Option<(TreeFingerprint, AmdInventory)>,
 }
 
-/// What changes when devices come, go or are cut: cheap to look at before each reading.
+/// State that changes when devices appear, vanish or are partitioned; cheap to read before each reading.
 #[derive(Debug, PartialEq, Eq)]
-struct Outline {
+struct TreeFingerprint {
     cards: Vec<(u32, Option<PathBuf>)>,
-    /// The compute topology counts its changes.
+    /// The driver's count of changes to the compute topology.
     generation: Option<String>,
 }
 
 impl AmdSysfsSource {
-    /// A source that looks below `places.sys` and `places.proc`.
-    pub fn new(places: &SourcePaths) -> Self {
+    /// Creates a source that reads below `paths.sys` and `paths.proc`.
+    pub fn new(paths: &SourcePaths) -> Self {
         Self {
-            drm: places.sys.join("class/drm"),
-            kfd: places.sys.join("class/kfd/kfd"),
-            module: places.sys.join("module/amdgpu"),
-            proc: places.proc.clone(),
-            walked: None,
+            drm: paths.sys.join("class/drm"),
+            kfd: paths.sys.join("class/kfd/kfd"),
+            module: paths.sys.join("module/amdgpu"),
+            proc: paths.proc.clone(),
+            scanned: None,
         }
     }
 
-    fn walk(&self, processes: Processes) -> Result<Inventory, SourceError> {
+    fn scan(&self, scanner: ProcessScanner) -> Result<AmdInventory, SourceError> {
         let cards = match drm::cards(&self.drm) {
             Ok(cards) => cards,
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -68,29 +68,30 @@ impl AmdSysfsSource {
             Err(_) => Vec::new(),
         };
         let nodes = self.kfd.join("topology/nodes");
-        let inventory = Inventory::new(cards, kfd::read(&nodes), Others::LeftOut);
+        let inventory = AmdInventory::new(cards, kfd::read(&nodes), OtherVendorCards::LeftOut);
         if inventory.is_empty() && !self.module.exists() && !nodes.exists() {
-            let why = format!("neither {} nor an AMD card in {}", self.module.display(), self.drm.display());
+            let why = format!("neither {} nor an AMD card in {} exists", self.module.display(), self.drm.display());
             return Err(SourceError::NotPresent { what: "the amdgpu driver".into(), why });
         }
-        let version = kernel_file::text(&self.module.join("version")).value().map(|version| version.as_str().into());
-        Ok(inventory.with(version, processes))
+        let version =
+            kernel_file::read_text(&self.module.join("version")).value().map(|version| version.as_str().into());
+        Ok(inventory.with_scanner(version, scanner))
     }
 
-    fn outline(&self) -> Outline {
+    fn fingerprint(&self) -> TreeFingerprint {
         let numbers = drm::card_numbers(&self.drm).unwrap_or_default();
         let target = |number: u32| fs::read_link(self.drm.join(format!("card{number}"))).ok();
-        Outline {
+        TreeFingerprint {
             cards: numbers.into_iter().map(|number| (number, target(number))).collect(),
-            generation: kernel_file::text(&self.kfd.join("topology/generation_id")).into_value(),
+            generation: kernel_file::read_text(&self.kfd.join("topology/generation_id")).into_value(),
         }
     }
 
-    fn walk_again(&mut self) -> Result<&mut Inventory, SourceError> {
-        let fresh = || Processes::new(Some(self.kfd.join("proc")), Some(self.proc.clone()));
-        let processes = self.walked.take().map_or_else(fresh, |(_, inventory)| inventory.into_processes());
-        let walked = (self.outline(), self.walk(processes)?);
-        Ok(&mut self.walked.insert(walked).1)
+    fn rescan(&mut self) -> Result<&mut AmdInventory, SourceError> {
+        let fresh = || ProcessScanner::new(Some(self.kfd.join("proc")), Some(self.proc.clone()));
+        let scanner = self.scanned.take().map_or_else(fresh, |(_, inventory)| inventory.into_process_scanner());
+        let scanned = (self.fingerprint(), self.scan(scanner)?);
+        Ok(&mut self.scanned.insert(scanned).1)
     }
 }
 
@@ -100,15 +101,15 @@ impl DeviceSource for AmdSysfsSource {
     }
 
     fn read(&mut self) -> Result<SourceReading, SourceError> {
-        let outline = self.outline();
-        let unchanged = self.walked.as_mut().filter(|(walked, _)| *walked == outline);
+        let fingerprint = self.fingerprint();
+        let unchanged = self.scanned.as_mut().filter(|(scanned, _)| *scanned == fingerprint);
         if let Some((_, inventory)) = unchanged {
-            let (snapshot, stale) = inventory.read();
-            if !stale {
-                return Ok(snapshot);
+            let (reading, is_stale) = inventory.read();
+            if !is_stale {
+                return Ok(reading);
             }
         }
-        Ok(self.walk_again()?.read().0)
+        Ok(self.rescan()?.read().0)
     }
 }
 
@@ -119,17 +120,17 @@ mod tests {
     use crate::reported::Reported;
     use gpupool_core::{Bytes, DeviceHealth, Percent, Vendor};
 
-    fn source(tree: &Tree) -> AmdSysfsSource {
-        AmdSysfsSource::new(&tree.places())
+    fn source(tree: &SysfsTree) -> AmdSysfsSource {
+        AmdSysfsSource::new(&tree.paths())
     }
 
-    fn names(snapshot: &SourceReading) -> Vec<String> {
-        snapshot.devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
+    fn names(reading: &SourceReading) -> Vec<String> {
+        reading.devices.iter().map(|device| device.pci.unwrap().to_string()).collect()
     }
 
     #[test]
-    fn without_the_driver_and_without_a_card_the_source_is_not_here() {
-        let tree = Tree::new();
+    fn the_source_is_absent_without_a_driver_and_a_card() {
+        let tree = SysfsTree::new();
         assert_eq!(source(&tree).read().unwrap_err().code(), "not_here");
         tree.file("class/drm/card0/device/vendor", "0x1a03");
         assert_eq!(source(&tree).read().unwrap_err().code(), "not_here");
@@ -138,22 +139,22 @@ mod tests {
     }
 
     #[test]
-    fn only_cards_of_amd_are_listed_and_a_version_of_the_driver_with_them() {
-        let tree = Tree::new();
+    fn only_amd_cards_are_listed_with_their_driver_version() {
+        let tree = SysfsTree::new();
         tree.amd_card(1, "0000:03:00.0", 0x744c);
         tree.amd_card(2, "0000:04:00.0", 0x744c);
         tree.file("class/drm/card0/device/vendor", "0x10de");
         tree.file("class/drm/card3/device/vendor", "0x8086");
         tree.file("module/amdgpu/version", "6.8.5\n");
-        let snapshot = source(&tree).read().unwrap();
-        assert_eq!(names(&snapshot), ["0000:03:00.0", "0000:04:00.0"]);
-        assert_eq!(snapshot.devices[0].driver.as_deref(), Some("6.8.5"));
-        assert_eq!(snapshot.warnings, Vec::<String>::new());
+        let reading = source(&tree).read().unwrap();
+        assert_eq!(names(&reading), ["0000:03:00.0", "0000:04:00.0"]);
+        assert_eq!(reading.devices[0].driver.as_deref(), Some("6.8.5"));
+        assert_eq!(reading.warnings, Vec::<String>::new());
     }
 
     #[test]
-    fn cards_that_come_and_go_are_seen_at_the_next_reading() {
-        let tree = Tree::new();
+    fn added_and_removed_cards_appear_in_the_next_reading() {
+        let tree = SysfsTree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         let mut source = source(&tree);
         assert_eq!(names(&source.read().unwrap()), ["0000:03:00.0"]);
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     fn files_that_moved_are_found_again() {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         let mut source = source(&tree);
         source.read().unwrap();
@@ -175,8 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_read_each_time() {
-        let tree = Tree::new();
+    fn changing_values_are_read_each_time() {
+        let tree = SysfsTree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         let mut source = source(&tree);
         assert_eq!(source.read().unwrap().devices[0].utilization, Reported::Value(Percent(37_000)));
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_file_the_kernel_refuses_fails_alone() {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         tree.remove("class/drm/card0/device/mem_info_vram_used");
         tree.refuse("class/drm/card0/device/mem_info_vram_used");
@@ -198,19 +199,19 @@ mod tests {
 
     #[test]
     fn a_card_and_its_compute_node_are_one_device() {
-        let tree = Tree::new();
+        let tree = SysfsTree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         tree.kfd_cpu(0);
         tree.kfd_gpu(1, "location_id 768\ndrm_render_minor 128\ndevice_id 29772", 4242, 1 << 40);
         tree.file("class/kfd/kfd/proc/900/vram_4242", "4096");
-        let snapshot = source(&tree).read().unwrap();
-        let [device] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
+        let reading = source(&tree).read().unwrap();
+        let [device] = reading.devices.as_slice() else { panic!("{reading:?}") };
         assert_eq!(device.memory.total, Reported::Value(Bytes(16 << 30)));
         assert_eq!(device.processes.value().unwrap()[0].pid, 900);
     }
 
-    /// A card cut in four, of which the parts but the first are devices without a place on the bus.
-    fn cut_card(tree: &Tree) {
+    /// A card in four partitions, of which all but the first are devices without a PCI address.
+    fn partitioned_card(tree: &SysfsTree) {
         tree.amd_card(0, "0000:0a:00.0", 0x74a1);
         tree.file("class/drm/card0/device/current_compute_partition", "QPX\n");
         tree.kfd_cpu(0);
@@ -230,12 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn each_part_of_a_cut_card_is_a_device_with_its_own_memory() {
-        let tree = Tree::new();
-        cut_card(&tree);
-        let snapshot = source(&tree).read().unwrap();
-        assert_eq!(names(&snapshot), ["0000:0a:00.0"; 4]);
-        for (id, device) in (0..).zip(&snapshot.devices) {
+    fn each_partition_of_a_card_is_a_device_with_its_own_memory() {
+        let tree = SysfsTree::new();
+        partitioned_card(&tree);
+        let reading = source(&tree).read().unwrap();
+        assert_eq!(names(&reading), ["0000:0a:00.0"; 4]);
+        for (id, device) in (0..).zip(&reading.devices) {
             assert_eq!(device.partition, Some(DevicePartition::Amd { id, mode: Some("QPX".into()), parts: Some(4) }));
             assert_eq!(device.memory.total, Reported::Value(Bytes(48 << 30)));
             assert_eq!(device.temperature_c, Reported::Value(61));
@@ -244,35 +245,35 @@ mod tests {
             assert!(matches!(device.utilization, Reported::Unsupported(_)));
             assert_eq!(device.vendor, Vendor::Amd);
         }
-        let powers: Vec<Option<&Milliwatts>> = snapshot.devices.iter().map(|device| device.power.value()).collect();
+        let powers: Vec<Option<&Milliwatts>> = reading.devices.iter().map(|device| device.power.value()).collect();
         assert_eq!(powers, [Some(&Milliwatts(42_500)), None, None, None]);
     }
 
     #[test]
-    fn a_card_that_is_cut_while_it_runs_is_seen_by_the_count_of_changes() {
-        let tree = Tree::new();
+    fn a_card_partitioned_at_run_time_is_rescanned() {
+        let tree = SysfsTree::new();
         tree.amd_card(0, "0000:0a:00.0", 0x74a1);
         tree.file("class/kfd/kfd/topology/generation_id", "1\n");
         let mut source = source(&tree);
         assert_eq!(source.read().unwrap().devices[0].partition, None);
         tree.remove("class/drm/card0");
-        cut_card(&tree);
+        partitioned_card(&tree);
         tree.file("class/kfd/kfd/topology/generation_id", "2\n");
         assert_eq!(source.read().unwrap().devices.len(), 4);
     }
 
-    /// A tree below a temporary folder, gone with it: `sys` holds what `/sys` would, `proc` what `/proc` would.
-    pub(crate) struct Tree(tempfile::TempDir);
+    /// A temporary folder with a copy of `/sys` in `sys` and of `/proc` in `proc`.
+    pub(crate) struct SysfsTree(tempfile::TempDir);
 
-    impl Tree {
+    impl SysfsTree {
         pub(super) fn new() -> Self {
             let tree = Self(tempfile::tempdir().unwrap());
             tree.folder("");
             tree
         }
 
-        /// Where the source should look.
-        pub(super) fn places(&self) -> SourcePaths {
+        /// Paths for the source.
+        pub(super) fn paths(&self) -> SourcePaths {
             SourcePaths { sys: self.path(""), proc: self.0.path().join("proc"), ..SourcePaths::default() }
         }
 
@@ -296,7 +297,7 @@ mod tests {
             std::os::unix::fs::symlink(target, path).unwrap();
         }
 
-        /// A file that the kernel refuses to read: nothing is mapped at the start of what it leads to.
+        /// Makes a file that cannot be read: nothing is mapped at the start of its target.
         pub(super) fn refuse(&self, path: &str) {
             self.link(path, "/proc/self/mem");
         }
@@ -310,7 +311,7 @@ mod tests {
             }
         }
 
-        /// Card `number` with all a card of amdgpu usually has; 16 GiB, 1 GiB of it used, 37 % busy, 61 °C, 42.5 of 300 W.
+        /// Card `number` with the usual files of amdgpu: 16 GiB, 1 GiB of it used, 37 % busy, 61 °C, 42.5 of 300 W.
         pub(super) fn amd_card(&self, number: u32, pci: &str, device: u16) {
             let card = format!("class/drm/card{number}/device");
             self.file(

@@ -8,39 +8,39 @@ use serde_json::{Map, Value};
 
 use crate::address::parse_pci_address;
 use crate::amd_tools::output;
-use crate::amd_tools::values::{self, Cut, Way, settle};
+use crate::amd_tools::values::{self, ReportedLink, ReportedPartition, complete_devices};
 use crate::detected_device::{DetectedDevice, DeviceProcess};
-use crate::reported::{Reported, words};
+use crate::reported::{Reported, truncate_text};
 use crate::source::SourceError;
 use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{amounts, limits};
 
 const FORMAT: &str = "amd-smi JSON";
 
-/// Whether a text is amd-smi's JSON, or what either tool of AMD prints in its place.
+/// Whether a text is amd-smi's JSON, or an error text of either AMD tool.
 pub(crate) fn looks_like(text: &str) -> bool {
     let has = |word: &str| text.contains(word);
     let numbered = has("\"gpu\":") || has("\"gpu\" :");
     let known = ["asic", "bus", "usage", "power", "bdf", "process_list", "link_type", "vram_total", "power_usage"];
     let is_error = text.len() < 1 << 12 && has("\"error\":") && has("\"code\":");
     is_error
-        || output::is_refusal(text)
+        || output::is_error_text(text)
         || has("\"gpu_data\"")
         || numbered && known.iter().any(|key| has(&format!("\"{key}\"")))
 }
 
-/// The devices in amd-smi's JSON. What several answers in one text say of a GPU comes together.
+/// Parses the devices in amd-smi's JSON; several outputs in one text are combined by GPU.
 pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
-    let (trees, warnings) = trees(text)?;
-    let mut snapshot = trees.snapshot();
-    warnings.into_iter().for_each(|warning| snapshot.warn(warning));
-    Ok(snapshot)
+    let (trees, warnings) = parse_trees(text)?;
+    let mut reading = trees.to_reading();
+    warnings.into_iter().for_each(|warning| reading.warn(warning));
+    Ok(reading)
 }
 
-/// The trees in amd-smi's JSON, and what it said besides.
-pub(crate) fn trees(text: &str) -> Result<(Trees, Vec<String>), SourceError> {
+/// Parses the trees in amd-smi's JSON, and its other output as warnings.
+pub(crate) fn parse_trees(text: &str) -> Result<(AmdSmiGpus, Vec<String>), SourceError> {
     let found = output::find_json(text);
-    let (mut trees, mut lines, mut answered) = (Trees::default(), found.lines, false);
+    let (mut trees, mut lines, mut answered) = (AmdSmiGpus::default(), found.lines, false);
     for document in found.documents {
         match document.get("error").and_then(Value::as_str) {
             Some(error) => lines.push(format!("error: {error}")),
@@ -57,21 +57,21 @@ pub(crate) fn trees(text: &str) -> Result<(Trees, Vec<String>), SourceError> {
     match found.problem {
         Some(problem) if lines.is_empty() => Err(SourceError::malformed(FORMAT, problem)),
         None if answered => Ok((trees, lines)),
-        _ => output::without_devices(&lines, FORMAT).map(|snapshot| (trees, snapshot.warnings)),
+        _ => output::interpret_without_devices(&lines, FORMAT).map(|reading| (trees, reading.warnings)),
     }
 }
 
-// What the fields of amd-smi mean: one tree for each GPU, as its JSON has it; its text is read to the same tree.
+// Meaning of amd-smi's fields: one JSON tree for each GPU.
 
-/// The GPUs of one or several answers of amd-smi, each with all that was said of it.
+/// GPUs in one or several outputs of amd-smi, each with all its fields.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Trees {
-    /// By the number amd-smi gives the GPU.
+pub(crate) struct AmdSmiGpus {
+    /// Trees by amd-smi's number of the GPU.
     gpus: BTreeMap<u32, Value>,
 }
 
-impl Trees {
-    /// The GPUs in a document: a list of them, bare or under `gpu_data`, or one alone.
+impl AmdSmiGpus {
+    /// Adds the GPUs of a document: a list of them, bare or under `gpu_data`, or a single one.
     pub(crate) fn add_document(&mut self, document: Value) {
         match document {
             Value::Array(items) => items.into_iter().for_each(|item| self.add(item)),
@@ -84,14 +84,14 @@ impl Trees {
         }
     }
 
-    /// Adds what was said of one GPU; things without a number, such as CPUs, are left out.
+    /// Adds the fields of one GPU; items without a number, such as CPUs, are left out.
     pub(crate) fn add(&mut self, tree: Value) {
-        let Some(number) = tree.get("gpu").and_then(number) else { return };
-        // `monitor` repeats a GPU for each of its parts; what it says of the first is what it says of the GPU.
-        if tree.get("xcp").and_then(self::number::<u32>).is_some_and(|part| part > 0) {
+        let Some(number) = tree.get("gpu").and_then(parse_number) else { return };
+        // `monitor` repeats a GPU for each of its partitions; the first one has the values of the GPU.
+        if tree.get("xcp").and_then(parse_number::<u32>).is_some_and(|part| part > 0) {
             return;
         }
-        // One more than may be is enough to say that there are too many.
+        // One GPU beyond the limit is enough to warn about it.
         if self.gpus.len() > limits::DEVICES && !self.gpus.contains_key(&number) {
             return;
         }
@@ -99,7 +99,7 @@ impl Trees {
         overlay(known, tree);
     }
 
-    /// Adds all that other answers said, over what is known.
+    /// Adds the fields of other outputs, replacing known ones.
     pub(crate) fn add_all(&mut self, other: &Self) {
         other.gpus.values().cloned().for_each(|tree| self.add(tree));
     }
@@ -108,31 +108,31 @@ impl Trees {
         self.gpus.is_empty()
     }
 
-    /// Which GPUs there are.
+    /// Returns the numbers of the GPUs.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
         self.gpus.keys().copied()
     }
 
-    /// The devices, in amd-smi's order.
-    pub(crate) fn snapshot(&self) -> SourceReading {
-        let mut snapshot = SourceReading::default();
-        let (mut cuts, mut places) = (Vec::new(), BTreeMap::new());
+    /// Returns the devices, in amd-smi's order.
+    pub(crate) fn to_reading(&self) -> SourceReading {
+        let mut reading = SourceReading::default();
+        let (mut partitions, mut indices) = (Vec::new(), BTreeMap::new());
         for (&number, tree) in &self.gpus {
-            let tree = Tree(tree);
-            let Some(place) = snapshot.push(device(number, tree)) else { break };
-            places.insert(number, place);
+            let tree = GpuFields(tree);
+            let Some(index) = reading.push(device(number, tree)) else { break };
+            indices.insert(number, index);
             let modes = ["partition.compute_partition", "partition.accelerator_partition", "compute_partition"];
             let ids = ["partition_id", "partition.partition_id"];
-            cuts.push(Cut::new(tree.first(&ids).as_deref(), tree.first(&modes).as_deref()));
-            warn_of_errors(&mut snapshot, number, tree);
+            partitions.push(ReportedPartition::new(tree.text(&ids).as_deref(), tree.text(&modes).as_deref()));
+            warn_of_errors(&mut reading, number, tree);
         }
-        snapshot.join(links(&self.gpus, &places));
-        settle(&mut snapshot, &cuts);
-        snapshot
+        reading.join(links(&self.gpus, &indices));
+        complete_devices(&mut reading, &partitions);
+        reading
     }
 }
 
-/// Lays `new` over `known`: objects key by key; a value is not overwritten by the lack of one.
+/// Merges `new` into `known`, objects key by key; an absent value replaces nothing.
 fn overlay(known: &mut Value, new: Value) {
     match (known, new) {
         (Value::Object(known), Value::Object(new)) if !new.contains_key("value") => {
@@ -144,65 +144,65 @@ fn overlay(known: &mut Value, new: Value) {
             }
         }
         (known, new) => {
-            let says = values::text_of(&new).is_none_or(|text| values::says_something(&text));
-            if says {
+            let has_value = values::text_of(&new).is_none_or(|text| values::has_value(&text));
+            if has_value {
                 *known = new;
             }
         }
     }
 }
 
-fn number<T: FromStr + TryFrom<u64>>(value: &Value) -> Option<T> {
-    amounts::count(&values::text_of(value)?)
+fn parse_number<T: FromStr + TryFrom<u64>>(value: &Value) -> Option<T> {
+    amounts::parse_count(&values::text_of(value)?)
 }
 
-/// What was said of one GPU, by paths like `asic.market_name`.
+/// Fields of one GPU, by paths like `asic.market_name`.
 #[derive(Clone, Copy)]
-pub(crate) struct Tree<'a>(pub &'a Value);
+pub(crate) struct GpuFields<'a>(pub &'a Value);
 
-impl<'a> Tree<'a> {
+impl<'a> GpuFields<'a> {
     fn at(self, path: &str) -> Option<&'a Value> {
         path.split('.').try_fold(self.0, |tree, key| tree.get(key))
     }
 
-    /// The texts at these paths, in their order.
+    /// Returns the texts at these paths, in their order.
     fn texts(self, paths: &[&str]) -> Vec<String> {
         paths.iter().filter_map(|path| values::text_of(self.at(path)?)).collect()
     }
 
-    /// The first of them that says something.
-    pub(crate) fn first(self, paths: &[&str]) -> Option<String> {
-        self.texts(paths).into_iter().find(|text| values::says_something(text))
+    /// Returns the first text with a value.
+    pub(crate) fn text(self, paths: &[&str]) -> Option<String> {
+        self.texts(paths).into_iter().find(|text| values::has_value(text))
     }
 
-    /// The first value at these paths; where there is none, why.
-    pub(crate) fn told<T>(self, paths: &[&str], parse: impl Fn(&str) -> Option<T>) -> Reported<T> {
+    /// Returns the first value at these paths, or the reason for its absence.
+    pub(crate) fn reported<T>(self, paths: &[&str], parse: impl Fn(&str) -> Option<T>) -> Reported<T> {
         let texts = self.texts(paths);
         texts.iter().fold(Reported::ABSENT, |known, text| known.or(Reported::from_cell(text, &parse)))
     }
 }
 
-/// A device from its tree. The paths are those of amd-smi's versions, the newest and most exact first.
-fn device(number: u32, tree: Tree) -> DetectedDevice {
+/// Builds a device from its fields. The paths are those of all amd-smi versions, the newest and most exact first.
+fn device(number: u32, tree: GpuFields) -> DetectedDevice {
     let mut found = DetectedDevice::new(Vendor::Amd);
     found.index = Some(number);
-    let render = tree.first(&["render", "drm_render"]);
+    let render = tree.text(&["render", "drm_render"]);
     found.minor = render.and_then(|render| render.rsplit("renderD").next()?.parse().ok());
     let names = tree.texts(&["asic.market_name", "board.product_name", "market_name"]);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let (id, revision) = (tree.first(&["asic.device_id"]), tree.first(&["asic.rev_id"]));
-    let model = id.as_deref().map(|id| values::Model { id, revision: revision.as_deref() });
+    let (id, revision) = (tree.text(&["asic.device_id"]), tree.text(&["asic.rev_id"]));
+    let model = id.as_deref().map(|id| values::PciModel { id, revision: revision.as_deref() });
     found.name = values::best_name(&names, model, &[]);
     let ids = tree.texts(&["asic.asic_serial", "asic_serial", "hip_uuid", "unique_id"]);
-    let long = || tree.first(&["uuid"]).and_then(|uuid| values::unique_id(&uuid).or_else(|| values::long_uuid(&uuid)));
+    let long = || tree.text(&["uuid"]).and_then(|uuid| values::unique_id(&uuid).or_else(|| values::long_uuid(&uuid)));
     found.uuid = ids.iter().find_map(|id| values::unique_id(id)).or_else(long);
-    found.pci = tree.first(&["bus.bdf", "bdf"]).and_then(|bdf| parse_pci_address(&bdf));
-    let driver = tree.first(&["driver.version", "driver.driver_version", "driver_version"]);
+    found.pci = tree.text(&["bus.bdf", "bdf"]).and_then(|bdf| parse_pci_address(&bdf));
+    let driver = tree.text(&["driver.version", "driver.driver_version", "driver_version"]);
     found.driver = driver.and_then(|version| values::driver_version(&version));
-    found.numa = tree.first(&["numa.node"]).and_then(|node| values::numa_node(&node));
+    found.numa = tree.text(&["numa.node"]).and_then(|node| values::numa_node(&node));
     memory(&mut found, tree);
     found.utilization =
-        tree.told(&["usage.gfx_activity", "usage.gfx_usage", "gfx", "gfx_util", "gfx%"], amounts::percent);
+        tree.reported(&["usage.gfx_activity", "usage.gfx_usage", "gfx", "gfx_util", "gfx%"], amounts::parse_percent);
     let temperature = [
         "temperature.edge",
         "temperature.edge_temperature",
@@ -212,7 +212,7 @@ fn device(number: u32, tree: Tree) -> DetectedDevice {
         "gpu_temp",
         "gpu_t",
     ];
-    found.temperature_c = tree.told(&temperature, amounts::celsius);
+    found.temperature_c = tree.reported(&temperature, amounts::parse_celsius);
     let power = [
         "power.socket_power",
         "power.current_socket_power",
@@ -222,7 +222,7 @@ fn device(number: u32, tree: Tree) -> DetectedDevice {
         "power_usage",
         "power",
     ];
-    found.power = tree.told(&power, amounts::watts);
+    found.power = tree.reported(&power, amounts::parse_watts);
     let limit = [
         "limit.socket_power",
         "limit.socket_power_limit",
@@ -234,14 +234,14 @@ fn device(number: u32, tree: Tree) -> DetectedDevice {
         "limit.max_power_limit",
         "limit.ppt0.max_power_limit",
     ];
-    let caps = limit.iter().map(|path| tree.told(&[path], amounts::watts).without_zero("0 W"));
+    let caps = limit.iter().map(|path| tree.reported(&[path], amounts::parse_watts).without_zero("0 W"));
     found.power_limit = caps.fold(Reported::ABSENT, Reported::or);
     found.processes = processes(tree.0);
     found
 }
 
-fn memory(found: &mut DetectedDevice, tree: Tree) {
-    let megabytes = |paths: &[&str]| tree.told(paths, |text| amounts::bytes(text, "MB"));
+fn memory(found: &mut DetectedDevice, tree: GpuFields) {
+    let megabytes = |paths: &[&str]| tree.reported(paths, |text| amounts::parse_bytes(text, "MB"));
     let total =
         ["mem_usage.total_vram", "vram.size", "vram.vram_size", "vram.vram_size_mb", "vram_total", "fb_usage.fb_total"];
     found.memory.total = megabytes(&total).without_zero("0 bytes");
@@ -250,46 +250,45 @@ fn memory(found: &mut DetectedDevice, tree: Tree) {
     found.memory.host_used = megabytes(&["mem_usage.used_gtt"]);
 }
 
-/// Errors of memory that could not be corrected. The count alone does not make a device unfit: pages are retired.
-fn warn_of_errors(snapshot: &mut SourceReading, number: u32, tree: Tree) {
+/// Warns of uncorrectable memory errors. The count alone does not make a device unhealthy: the driver retires pages.
+fn warn_of_errors(reading: &mut SourceReading, number: u32, tree: GpuFields) {
     let paths = ["ecc.total_uncorrectable_count", "ecc.total_uncorrectable", "ecc.uncorrectable_count", "double_ecc"];
-    if let Reported::Value(count @ 1..) = tree.told(&paths, amounts::count::<u64>) {
-        snapshot.warn(format!(
-            "GPU {number}: {count} errors of memory that could not be corrected since the driver was loaded"
-        ));
+    if let Reported::Value(count @ 1..) = tree.reported(&paths, amounts::parse_count::<u64>) {
+        reading.warn(format!("GPU {number}: {count} uncorrectable memory errors since the driver was loaded"));
     }
 }
 
-// The links between GPUs in amd-smi's trees, in the shapes it gave them over time.
+// Links between GPUs, in the formats of all amd-smi versions.
 
-/// All links the trees tell of. `places` are those of the GPUs' numbers.
-pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) -> Vec<DetectedLink> {
+/// Returns all links in the trees. `indices` maps a GPU's number to the index of its device.
+pub(crate) fn links(gpus: &BTreeMap<u32, Value>, indices: &BTreeMap<u32, usize>) -> Vec<DetectedLink> {
     let by_bdf: BTreeMap<String, u32> = gpus.iter().filter_map(|(&gpu, tree)| Some((bdf(tree)?, gpu))).collect();
     let mut links = Vec::new();
     for (gpu, tree) in gpus {
         let mut join = |other: Option<u32>, kind: Option<String>, hops: Option<u64>, weight: Option<u64>| {
-            let link = Way { kind: kind.as_deref(), hops, weight }.link();
-            if let (Some(&a), Some(&b), Some(link)) = (places.get(gpu), other.and_then(|gpu| places.get(&gpu)), link) {
+            let link = ReportedLink { kind: kind.as_deref(), hops, weight }.to_link_kind();
+            if let (Some(&a), Some(&b), Some(link)) = (indices.get(gpu), other.and_then(|gpu| indices.get(&gpu)), link)
+            {
                 links.push(DetectedLink::new(a, b, link));
             }
         };
         for (name, kind) in tree.get("link_type").and_then(Value::as_object).into_iter().flatten() {
-            let count = |table: &str| tree.get(table)?.get(name).and_then(number);
+            let count = |table: &str| tree.get(table)?.get(name).and_then(parse_number);
             let other = name.rsplit('_').next().and_then(|digits| digits.parse().ok());
             join(other, values::text_of(kind), count("hops"), count("weight"));
         }
         let peer = |link: &Value| {
-            let by_number = link.get("gpu").and_then(number);
+            let by_number = link.get("gpu").and_then(parse_number);
             by_number.or_else(|| by_bdf.get(&bdf(link)?).copied())
         };
         for link in tree.get("links").and_then(Value::as_array).into_iter().flatten() {
-            let count = |names: &[&str]| names.iter().find_map(|name| link.get(name).and_then(number));
-            join(peer(link), Tree(link).first(&["link_type"]), count(&["num_hops", "hops"]), count(&["weight"]));
+            let count = |names: &[&str]| names.iter().find_map(|name| link.get(name).and_then(parse_number));
+            join(peer(link), GpuFields(link).text(&["link_type"]), count(&["num_hops", "hops"]), count(&["weight"]));
         }
         let metrics = tree.get("link_metrics");
         for link in metrics.and_then(|metrics| metrics.get("links")).and_then(Value::as_array).into_iter().flatten() {
-            let has_traffic = Tree(link).first(&["read", "write"]).is_some();
-            let kind = Tree(link).first(&["link_type"]).or_else(|| Tree(metrics?).first(&["link_type"]));
+            let has_traffic = GpuFields(link).text(&["read", "write"]).is_some();
+            let kind = GpuFields(link).text(&["link_type"]).or_else(|| GpuFields(metrics?).text(&["link_type"]));
             join(peer(link), kind.filter(|_| has_traffic), None, None);
         }
     }
@@ -297,12 +296,12 @@ pub(crate) fn links(gpus: &BTreeMap<u32, Value>, places: &BTreeMap<u32, usize>) 
 }
 
 fn bdf(tree: &Value) -> Option<String> {
-    Tree(tree).first(&["bdf", "bus.bdf"]).map(|bdf| bdf.to_ascii_lowercase())
+    GpuFields(tree).text(&["bdf", "bus.bdf"]).map(|bdf| bdf.to_ascii_lowercase())
 }
 
-// The processes amd-smi lists for each GPU.
+// Processes of each GPU.
 
-/// The processes in the tree of a GPU. One that cannot be read makes the list incomplete, and so no list.
+/// Returns the processes of a GPU. One that cannot be parsed makes the list incomplete, and so a failure.
 pub(crate) fn processes(tree: &Value) -> Reported<Vec<DeviceProcess>> {
     let Some(listed) = tree.get("process_list").or_else(|| tree.get("process_info")) else { return Reported::ABSENT };
     let items = match listed {
@@ -312,12 +311,12 @@ pub(crate) fn processes(tree: &Value) -> Reported<Vec<DeviceProcess>> {
     let mut found = Vec::new();
     for item in items.iter().take(limits::PROCESSES) {
         match item.get("process_info").unwrap_or(item) {
-            // In place of a process: that there is none, or why none could be listed.
-            Value::String(said) if said.contains("No running processes") || !values::says_something(said) => {}
-            Value::String(said) => return Reported::Failed(words(said)),
+            // A text instead of a process: there is none, or the reason for the missing list.
+            Value::String(text) if text.contains("No running processes") || !values::has_value(text) => {}
+            Value::String(text) => return Reported::Failed(truncate_text(text)),
             info => match process(info) {
                 Some(process) => found.push(process),
-                None => return Reported::Failed("a process without a number".into()),
+                None => return Reported::Failed("a process without a pid".into()),
             },
         }
     }
@@ -325,13 +324,13 @@ pub(crate) fn processes(tree: &Value) -> Reported<Vec<DeviceProcess>> {
 }
 
 fn process(info: &Value) -> Option<DeviceProcess> {
-    let tree = Tree(info);
-    let name = tree.first(&["name", "process_name"]);
+    let tree = GpuFields(info);
+    let name = tree.text(&["name", "process_name"]);
     let memory = ["memory_usage.vram_mem", "vram_mem", "mem_usage", "mem"];
     Some(DeviceProcess {
-        pid: info.get("pid").and_then(number)?,
-        name: name.map(|name| name.chars().take(limits::WORDS).collect::<String>().into()),
-        memory: tree.told(&memory, |text| amounts::bytes(text, "B")),
+        pid: info.get("pid").and_then(parse_number)?,
+        name: name.map(|name| name.chars().take(limits::TEXT_CHARS).collect::<String>().into()),
+        memory: tree.reported(&memory, |text| amounts::parse_bytes(text, "B")),
         ..DeviceProcess::default()
     })
 }
@@ -356,9 +355,9 @@ mod tests {
             "mem_usage": {"total_vram": {"value": 196592, "unit": "MB"}, "used_vram": {"value": 283, "unit": "MB"}}}]"#;
 
     #[test]
-    fn several_answers_about_a_gpu_make_one_device() {
-        let snapshot = parse(&format!("{STATIC}\n{METRIC}")).unwrap();
-        let [gpu] = snapshot.devices.as_slice() else { panic!("{snapshot:?}") };
+    fn several_outputs_about_a_gpu_make_one_device() {
+        let reading = parse(&format!("{STATIC}\n{METRIC}")).unwrap();
+        let [gpu] = reading.devices.as_slice() else { panic!("{reading:?}") };
         assert_eq!(gpu.name.as_deref(), Some("AMD Instinct MI300X"));
         assert_eq!(gpu.uuid.as_deref(), Some("GPU-7e8f7e20764e2714"));
         assert_eq!(gpu.driver.as_deref(), Some("6.14.0-24-generic"));
@@ -371,11 +370,11 @@ mod tests {
         assert_eq!(gpu.utilization, Reported::Value(Percent(7000)));
         assert_eq!(gpu.partition, None);
         assert_eq!(gpu.health, Some(DeviceHealth::Healthy));
-        assert!(snapshot.warnings[0].contains("2 errors of memory"), "{:?}", snapshot.warnings);
+        assert!(reading.warnings[0].contains("2 uncorrectable memory errors"), "{:?}", reading.warnings);
     }
 
     #[test]
-    fn what_only_lists_devices_says_nothing_of_their_health() {
+    fn static_output_alone_has_no_health() {
         assert_eq!(parse(STATIC).unwrap().devices[0].health, None);
     }
 
@@ -403,24 +402,24 @@ mod tests {
               {"bdf": "0000:45:00.0", "link_type": "XGMI", "num_hops": 1}]},
             {"gpu": 1, "bdf": "0000:44:00.0"}, {"gpu": 2, "bdf": "0000:45:00.0"}]"#;
         for text in [maps, lists] {
-            let snapshot = parse(text).unwrap();
-            let kinds: Vec<_> = snapshot.links.iter().map(|link| (link.a, link.b, link.kind)).collect();
+            let reading = parse(text).unwrap();
+            let kinds: Vec<_> = reading.links.iter().map(|link| (link.a, link.b, link.kind)).collect();
             assert_eq!(kinds, [(0, 1, LinkKind::SameNuma), (0, 2, LinkKind::Xgmi(1))], "{text}");
         }
     }
 
     #[test]
-    fn partitions_share_a_place_and_an_id() {
+    fn partitions_share_an_address_and_an_id() {
         let part = |gpu: u8, id: u8| {
             format!(
                 r#"{{"gpu": {gpu}, "bdf": "0000:05:00.0", "partition_id": {id}, "asic": {{"asic_serial": "0x1"}},
                     "partition": {{"accelerator_partition": "CPX"}}}}"#
             )
         };
-        let snapshot = parse(&format!("[{}, {}]", part(0, 0), part(1, 1))).unwrap();
+        let reading = parse(&format!("[{}, {}]", part(0, 0), part(1, 1))).unwrap();
         let expected = DevicePartition::Amd { id: 1, mode: Some("CPX".into()), parts: Some(2) };
-        assert_eq!(snapshot.devices[1].partition, Some(expected));
-        let spelled: Vec<String> = snapshot.identities().iter().map(ToString::to_string).collect();
+        assert_eq!(reading.devices[1].partition, Some(expected));
+        let spelled: Vec<String> = reading.identities().iter().map(ToString::to_string).collect();
         assert_eq!(spelled, ["0000:05:00.0/0", "0000:05:00.0/1"]);
     }
 

@@ -1,7 +1,7 @@
-//! What AMD's tools print as JSON, and the tools as sources.
+//! AMD's tools as sources, and the JSON they print.
 //!
-//! Each tool has a file that says what its fields mean. `output` finds the JSON in what a tool printed and knows the
-//! words it uses in place of devices; `values` holds what both tools write alike.
+//! Each tool has a file that interprets its fields. `output` finds the JSON in a tool's output and recognizes error
+//! texts; `values` holds the formats common to both tools.
 
 pub(crate) mod amd_smi;
 mod output;
@@ -11,104 +11,104 @@ mod values;
 pub(crate) use output::find_json;
 pub(crate) use rocm_smi::name_and_numbers;
 
-use crate::amd_tools::amd_smi::Trees;
+use crate::amd_tools::amd_smi::AmdSmiGpus;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
-use crate::tool::{Output, Tool};
+use crate::tool::{ToolOutput, VendorTool};
 
-// AMD's tools as sources. What they print is believed, not how they exit: rocm-smi fails with 0, and amd-smi exits
-// with 255 where there is just no GPU.
+// AMD's tools as sources. Their output counts, not their exit code: rocm-smi fails with 0, and amd-smi exits with 255
+// on a machine without a GPU.
 
-/// AMD's newer tool. Each reading runs it for metrics and processes; what does not change is asked again only when the
-/// devices did.
+/// AMD's newer tool. Each reading runs the tool for metrics and processes; constant facts are read again only when the
+/// devices change.
 #[derive(Debug)]
-pub(crate) struct AmdSmi {
-    tool: Tool,
-    /// What the devices are and how they are joined.
-    fixed: Option<Said>,
+pub(crate) struct AmdSmiSource {
+    tool: VendorTool,
+    /// Constant facts of the devices and their links.
+    facts: Option<AmdSmiOutput>,
 }
 
-/// What the tool said of each GPU, and what it said besides.
-type Said = (Trees, Vec<String>);
+/// Fields of each GPU, and other output as warnings.
+type AmdSmiOutput = (AmdSmiGpus, Vec<String>);
 
-impl AmdSmi {
-    /// Reads through this tool.
-    pub(crate) fn new(tool: Tool) -> Self {
-        Self { tool, fixed: None }
+impl AmdSmiSource {
+    /// Creates a source that runs this tool.
+    pub(crate) fn new(tool: VendorTool) -> Self {
+        Self { tool, facts: None }
     }
 
-    fn ask(&mut self, command: &str) -> Result<Said, SourceError> {
+    fn run_command(&mut self, command: &str) -> Result<AmdSmiOutput, SourceError> {
         let output = self.tool.run(&[command, "--json"])?;
-        match amd_smi::trees(&output.stdout) {
+        match amd_smi::parse_trees(&output.stdout) {
             Ok((trees, warnings)) if !trees.is_empty() => Ok((trees, warnings)),
-            _ => amd_smi::trees(&both(&output)),
+            _ => amd_smi::parse_trees(&all_output(&output)),
         }
     }
 
-    /// What the devices are, asked anew where their numbers are not those of `now`.
-    fn fixed(&mut self, now: Option<&Trees>) -> Result<&Said, SourceError> {
-        let same = |(fixed, _): &Said| now.is_none_or(|now| fixed.numbers().eq(now.numbers()));
-        let fixed = match self.fixed.take().filter(same) {
-            Some(fixed) => fixed,
+    /// Returns the constant facts, read again if the GPU numbers differ from those of `now`.
+    fn facts(&mut self, now: Option<&AmdSmiGpus>) -> Result<&AmdSmiOutput, SourceError> {
+        let same = |(facts, _): &AmdSmiOutput| now.is_none_or(|now| facts.numbers().eq(now.numbers()));
+        let facts = match self.facts.take().filter(same) {
+            Some(facts) => facts,
             None => {
-                let (mut trees, mut warnings) = self.ask("static")?;
-                match self.ask("topology") {
+                let (mut trees, mut warnings) = self.run_command("static")?;
+                match self.run_command("topology") {
                     Ok((topology, _)) => trees.add_all(&topology),
                     Err(error) => warnings.push(format!("amd-smi topology: {error}")),
                 }
                 (trees, warnings)
             }
         };
-        Ok(self.fixed.insert(fixed))
+        Ok(self.facts.insert(facts))
     }
 }
 
-impl DeviceSource for AmdSmi {
+impl DeviceSource for AmdSmiSource {
     fn kind(&self) -> SourceKind {
         SourceKind::AmdSmi
     }
 
     fn read(&mut self) -> Result<SourceReading, SourceError> {
-        let metric = match self.ask("metric") {
+        let metric = match self.run_command("metric") {
             Ok(metric) => Ok(metric),
-            // Devices without readings are better than none, where the tool works at all.
+            // Devices without readings are better than none, as long as the tool works.
             Err(error @ (SourceError::Driver(_) | SourceError::Malformed { .. })) => Err(error),
             Err(error) => {
-                self.fixed = None;
+                self.facts = None;
                 return Err(error);
             }
         };
-        let (mut trees, mut warnings) = match self.fixed(metric.as_ref().ok().map(|(trees, _)| trees)) {
-            Ok(fixed) => fixed.clone(),
-            Err(error) if metric.is_ok() => (Trees::default(), vec![format!("amd-smi static: {error}")]),
+        let (mut trees, mut warnings) = match self.facts(metric.as_ref().ok().map(|(trees, _)| trees)) {
+            Ok(facts) => facts.clone(),
+            Err(error) if metric.is_ok() => (AmdSmiGpus::default(), vec![format!("amd-smi static: {error}")]),
             Err(error) => return Err(error),
         };
-        let mut add = |command: &str, answer: Result<Said, SourceError>| match answer {
-            Ok((answer, said)) => {
-                trees.add_all(&answer);
-                warnings.extend(said);
+        let mut add = |command: &str, output: Result<AmdSmiOutput, SourceError>| match output {
+            Ok((output, lines)) => {
+                trees.add_all(&output);
+                warnings.extend(lines);
             }
             Err(error) => warnings.push(format!("amd-smi {command}: {error}")),
         };
         add("metric", metric);
-        let processes = self.ask("process");
+        let processes = self.run_command("process");
         add("process", processes);
-        let mut snapshot = trees.snapshot();
+        let mut reading = trees.to_reading();
         for warning in warnings {
-            if !snapshot.warnings.contains(&warning) {
-                snapshot.warn(warning);
+            if !reading.warnings.contains(&warning) {
+                reading.warn(warning);
             }
         }
-        Ok(snapshot)
+        Ok(reading)
     }
 }
 
-/// What is asked of rocm-smi at each reading, most first. An older one refuses all flags because of one it does not
-/// know; `-a` it has always known, and it costs the most.
-const READINGS: [&[&str]; 3] = [&ALL, ALL.split_at(1).1, &["-a", "--showmeminfo", "all", "--json"]];
+/// Flag sets for a reading, richest first. An older version refuses all flags if it does not know one. Every version
+/// knows `-a`, which is the slowest.
+const FLAG_SETS: [&[&str]; 3] = [&ALL_FLAGS, ALL_FLAGS.split_at(1).1, &["-a", "--showmeminfo", "all", "--json"]];
 
-/// Everything worth asking, the newest flag first.
-const ALL: [&str; 15] = [
+/// All useful flags, the newest first.
+const ALL_FLAGS: [&str; 15] = [
     "--showcomputepartition",
     "--showid",
     "--showuniqueid",
@@ -126,80 +126,80 @@ const ALL: [&str; 15] = [
     "--json",
 ];
 
-/// AMD's older tool. Each reading runs it once; how the devices are joined is asked again only when they changed.
+/// AMD's older tool. Each reading runs the tool once; links are read again only when the devices change.
 #[derive(Debug)]
-pub(crate) struct RocmSmi {
-    tool: Tool,
-    /// Which of the readings this version understands; `None` until one worked.
-    reading: Option<usize>,
-    joined: Option<Joined>,
+pub(crate) struct RocmSmiSource {
+    tool: VendorTool,
+    /// Index of the flag set that this version supports; `None` until one worked.
+    flag_set: Option<usize>,
+    topology: Option<CachedTopology>,
 }
 
 #[derive(Debug)]
-struct Joined {
-    /// Number and place of each device it was asked for.
-    of: Vec<(Option<u32>, Option<String>)>,
-    /// What it printed.
+struct CachedTopology {
+    /// Number and address of each device in the topology.
+    devices: Vec<(Option<u32>, Option<String>)>,
+    /// Output of the tool.
     json: String,
 }
 
-impl RocmSmi {
-    /// Reads through this tool.
-    pub(crate) fn new(tool: Tool) -> Self {
-        Self { tool, reading: None, joined: None }
+impl RocmSmiSource {
+    /// Creates a source that runs this tool.
+    pub(crate) fn new(tool: VendorTool) -> Self {
+        Self { tool, flag_set: None, topology: None }
     }
 
-    /// The output of the richest reading this version understands.
-    fn ask(&mut self) -> Result<Output, SourceError> {
-        let first = self.reading.unwrap_or(0);
-        for (number, flags) in READINGS.iter().enumerate().skip(first) {
+    /// Runs the tool with the richest flag set that this version supports.
+    fn run_flags(&mut self) -> Result<ToolOutput, SourceError> {
+        let first = self.flag_set.unwrap_or(0);
+        for (number, flags) in FLAG_SETS.iter().enumerate().skip(first) {
             let output = self.tool.run(flags)?;
             let refused = |text: &str| text.contains("unrecognized arguments") || text.contains("usage: rocm");
             if !refused(&output.stderr) && !refused(&output.stdout) {
-                self.reading = Some(number);
+                self.flag_set = Some(number);
                 return Ok(output);
             }
         }
-        Err(SourceError::malformed("rocm-smi JSON", "this version understands none of the flags"))
+        Err(SourceError::malformed("rocm-smi JSON", "this version supports none of the flag sets"))
     }
 
-    /// What it prints about the ways between these devices.
-    fn joined(&mut self, devices: &SourceReading) -> Result<&str, SourceError> {
+    /// Returns the tool's output about the links between these devices.
+    fn topology_output(&mut self, devices: &SourceReading) -> Result<&str, SourceError> {
         let name = |address: gpupool_core::PciAddress| address.to_string();
-        let of: Vec<_> = devices.devices.iter().map(|device| (device.index, device.pci.map(name))).collect();
-        let known = self.joined.take().filter(|joined| joined.of == of);
-        let joined = match known {
-            Some(joined) => joined,
-            None => Joined { of, json: self.tool.run(&["--showtopo", "--json"])?.stdout },
+        let addresses: Vec<_> = devices.devices.iter().map(|device| (device.index, device.pci.map(name))).collect();
+        let known = self.topology.take().filter(|topology| topology.devices == addresses);
+        let topology = match known {
+            Some(topology) => topology,
+            None => CachedTopology { devices: addresses, json: self.tool.run(&["--showtopo", "--json"])?.stdout },
         };
-        Ok(&self.joined.insert(joined).json)
+        Ok(&self.topology.insert(topology).json)
     }
 }
 
-impl DeviceSource for RocmSmi {
+impl DeviceSource for RocmSmiSource {
     fn kind(&self) -> SourceKind {
         SourceKind::RocmSmi
     }
 
     fn read(&mut self) -> Result<SourceReading, SourceError> {
-        let output = self.ask()?;
-        let mut snapshot = match rocm_smi::parse(&output.stdout) {
-            Ok(snapshot) if !snapshot.devices.is_empty() => snapshot,
-            _ => return rocm_smi::parse(&both(&output)),
+        let output = self.run_flags()?;
+        let mut reading = match rocm_smi::parse(&output.stdout) {
+            Ok(reading) if !reading.devices.is_empty() => reading,
+            _ => return rocm_smi::parse(&all_output(&output)),
         };
-        match self.joined(&snapshot) {
+        match self.topology_output(&reading) {
             Ok(json) if rocm_smi::looks_like(json) || json.contains("\"system\"") => {
                 return rocm_smi::parse(&format!("{}\n{json}", output.stdout));
             }
             Ok(_) => {}
-            Err(error) => snapshot.warn(format!("rocm-smi --showtopo: {error}")),
+            Err(error) => reading.warn(format!("rocm-smi --showtopo: {error}")),
         }
-        Ok(snapshot)
+        Ok(reading)
     }
 }
 
-/// All a tool said, wherever it printed it.
-fn both(output: &Output) -> String {
+/// Joins standard output and standard error.
+fn all_output(output: &ToolOutput) -> String {
     format!("{}\n{}", output.stdout, output.stderr)
 }
 
@@ -214,9 +214,9 @@ mod tests {
     use std::time::Duration;
 
     /// A tool that is a shell script with this body; `$1` is its first argument.
-    fn tool(folder: &Path, body: &str) -> Tool {
+    fn tool(folder: &Path, body: &str) -> VendorTool {
         let script = format!("#!/bin/sh\necho \"$1\" >> {}/runs\n{body}\n", folder.display());
-        Tool::new(tool::install_script(folder, &script), Duration::from_secs(60))
+        VendorTool::new(tool::install_script(folder, &script), Duration::from_secs(60))
     }
 
     fn runs(folder: &Path) -> Vec<String> {
@@ -231,9 +231,9 @@ mod tests {
         esac"#;
 
     #[test]
-    fn amd_smi_asks_for_what_does_not_change_only_once() {
+    fn amd_smi_reads_constant_facts_only_once() {
         let folder = tempfile::tempdir().unwrap();
-        let mut source = AmdSmi::new(tool(folder.path(), AMD_SMI));
+        let mut source = AmdSmiSource::new(tool(folder.path(), AMD_SMI));
         let first = source.read().unwrap();
         assert_eq!(first.devices.len(), 2);
         assert_eq!(first.devices[0].power, Reported::Value(Milliwatts(9000)));
@@ -245,36 +245,36 @@ mod tests {
     }
 
     #[test]
-    fn amd_smi_without_a_gpu_is_not_an_empty_machine_by_its_exit_code() {
+    fn the_exit_code_of_amd_smi_does_not_matter() {
         let folder = tempfile::tempdir().unwrap();
         let body = "echo 'ERROR: Drivers not loaded (amdgpu not found in modules)' >&2; exit 255";
-        assert_eq!(AmdSmi::new(tool(folder.path(), body)).read().unwrap_err().code(), "driver_not_loaded");
-        let empty = AmdSmi::new(tool(folder.path(), "echo '[]'; exit 255")).read().unwrap();
+        assert_eq!(AmdSmiSource::new(tool(folder.path(), body)).read().unwrap_err().code(), "driver_not_loaded");
+        let empty = AmdSmiSource::new(tool(folder.path(), "echo '[]'; exit 255")).read().unwrap();
         assert!(empty.devices.is_empty());
     }
 
     #[test]
-    fn devices_stay_where_one_command_fails() {
+    fn devices_stay_when_one_command_fails() {
         for broken in ["metric", "static", "process", "topology"] {
             let folder = tempfile::tempdir().unwrap();
             let fails = format!("[ \"$1\" = {broken} ] && {{ echo 'error: internal'; exit 1; }}\n");
-            let snapshot = AmdSmi::new(tool(folder.path(), &(fails + AMD_SMI))).read().unwrap();
-            assert_eq!(snapshot.devices.len(), 2, "{broken}");
-            let said =
+            let reading = AmdSmiSource::new(tool(folder.path(), &(fails + AMD_SMI))).read().unwrap();
+            assert_eq!(reading.devices.len(), 2, "{broken}");
+            let is_about =
                 |warning: &String| warning.starts_with(&format!("amd-smi {broken}")) && warning.contains("internal");
-            assert!(snapshot.warnings.iter().any(said), "{:?}", snapshot.warnings);
+            assert!(reading.warnings.iter().any(is_about), "{:?}", reading.warnings);
         }
     }
 
     #[test]
-    fn rocm_smi_is_asked_in_words_its_version_knows() {
+    fn rocm_smi_gets_flags_that_its_version_supports() {
         let folder = tempfile::tempdir().unwrap();
         let body = r#"case "$*" in
             *showcomputepartition*) echo 'rocm-smi: error: unrecognized arguments: --showcomputepartition' >&2; exit 2;;
             *showtopo*) echo '{"system": {"(Topology) Link type between DRM devices 0 and 1": "XGMI"}}';;
             *) echo '{"card0": {"GPU use (%)": "1"}, "card1": {"GPU use (%)": "2"}}';;
             esac"#;
-        let mut source = RocmSmi::new(tool(folder.path(), body));
+        let mut source = RocmSmiSource::new(tool(folder.path(), body));
         let first = source.read().unwrap();
         assert_eq!((first.devices.len(), first.links.len()), (2, 1));
         assert_eq!(source.read().unwrap(), first);
@@ -285,8 +285,9 @@ mod tests {
     fn rocm_smi_without_a_driver_is_an_error_though_it_exits_with_zero() {
         let folder = tempfile::tempdir().unwrap();
         let body = "echo 'ERROR:root:Driver not initialized (amdgpu not found in modules)' >&2; exit 0";
-        assert_eq!(RocmSmi::new(tool(folder.path(), body)).read().unwrap_err().code(), "driver_not_loaded");
-        let none = RocmSmi::new(tool(folder.path(), "echo 'WARNING: No JSON data to report' >&2")).read().unwrap();
+        assert_eq!(RocmSmiSource::new(tool(folder.path(), body)).read().unwrap_err().code(), "driver_not_loaded");
+        let none =
+            RocmSmiSource::new(tool(folder.path(), "echo 'WARNING: No JSON data to report' >&2")).read().unwrap();
         assert!(none.devices.is_empty());
     }
 }

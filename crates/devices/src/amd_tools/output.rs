@@ -1,4 +1,4 @@
-//! Finding the JSON in what a tool printed: after warnings and shell prompts, several documents in a row, cut off.
+//! Search for JSON in a tool's output: after warnings and shell prompts, with several documents in a row, or cut off.
 
 use serde_json::Value;
 
@@ -6,34 +6,34 @@ use crate::limits;
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
-/// Places in a text where JSON might begin and does not, before the search is given up.
-const WRONG_STARTS: usize = 64;
+/// Maximum number of brackets that start no JSON before the search ends.
+const MAX_WRONG_STARTS: usize = 64;
 
-/// The JSON in a text.
+/// JSON documents in a text.
 #[derive(Debug, Default)]
-pub(crate) struct JsonText {
-    /// The documents, in order.
+pub(crate) struct ExtractedJson {
+    /// Documents, in order.
     pub documents: Vec<Value>,
-    /// The lines outside of them that say something.
+    /// Lines outside of the documents.
     pub lines: Vec<String>,
-    /// Why the last document has an end it was not written with, or could not be read at all.
+    /// Reason why the last document was repaired or could not be parsed.
     pub problem: Option<String>,
 }
 
-/// Every object and list in `text` that stands by itself. Of a document that is cut off, the devices before the cut.
-pub(crate) fn find_json(text: &str) -> JsonText {
+/// Finds every top-level object and list in `text`. A truncated document keeps the devices before the cut.
+pub(crate) fn find_json(text: &str) -> ExtractedJson {
     let text = with_quoted_nan(text);
-    let found = find_strictly(&text);
+    let found = find_strict_json(&text);
     if !found.documents.is_empty() || found.problem.is_none() {
         return found;
     }
-    // People shorten what they show others, which leaves dots and commas.
-    let shortened = find_strictly(&without_leftovers(&text));
+    // A person who shortens the output leaves dots and commas.
+    let shortened = find_strict_json(&without_leftovers(&text));
     if shortened.documents.is_empty() { found } else { shortened }
 }
 
-fn find_strictly(text: &str) -> JsonText {
-    let (mut found, mut outside) = (JsonText::default(), String::new());
+fn find_strict_json(text: &str) -> ExtractedJson {
+    let (mut found, mut outside) = (ExtractedJson::default(), String::new());
     let (mut rest, mut wrong) = (text, 0);
     while let Some(start) = next_start(rest) {
         let (before, candidate) = rest.split_at(start);
@@ -44,9 +44,9 @@ fn find_strictly(text: &str) -> JsonText {
                 rest = candidate.get(length..).unwrap_or_default();
             }
             Err(error) if error.is_eof() => {
-                let kept = whole_devices(candidate).and_then(|repaired| serde_json::from_str(&repaired).ok());
+                let kept = close_after_last_device(candidate).and_then(|repaired| serde_json::from_str(&repaired).ok());
                 found.documents.extend::<Option<Value>>(kept);
-                found.problem = Some(format!("it is cut off: {error}"));
+                found.problem = Some(format!("truncated JSON: {error}"));
                 found.lines = lines_outside(&outside);
                 return found;
             }
@@ -54,11 +54,11 @@ fn find_strictly(text: &str) -> JsonText {
                 found.problem.get_or_insert_with(|| error.to_string());
                 wrong += 1;
                 let line = candidate.find('\n').map_or(candidate.len(), |end| end + 1);
-                // A bracket in a warning starts nothing; JSON may still stand later on the same line.
+                // A bracket in a warning starts no document; JSON may still follow on the same line.
                 let skip = next_start(&candidate[1..]).map_or(line, |next| (next + 1).min(line));
                 outside.push_str(&candidate[..skip]);
                 rest = &candidate[skip..];
-                if wrong >= WRONG_STARTS {
+                if wrong >= MAX_WRONG_STARTS {
                     break;
                 }
             }
@@ -72,12 +72,12 @@ fn find_strictly(text: &str) -> JsonText {
     found
 }
 
-/// Where the next object or list may begin.
+/// Returns the position of the next bracket.
 fn next_start(text: &str) -> Option<usize> {
     text.find(['{', '['])
 }
 
-/// The value a text begins with, and its length. Only objects and lists of something else than scalars count.
+/// Parses the value at the start of a text and returns its length. Only objects and lists of objects count.
 fn first_value(text: &str) -> Result<(Value, usize), serde_json::Error> {
     let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let value = stream.next().unwrap_or(Ok(Value::Null))?;
@@ -89,28 +89,28 @@ fn first_value(text: &str) -> Result<(Value, usize), serde_json::Error> {
     if is_data {
         Ok((value, stream.byte_offset()))
     } else {
-        Err(serde::de::Error::custom("no object nor list of them"))
+        Err(serde::de::Error::custom("neither an object nor a list of objects"))
     }
 }
 
-/// Lines outside of JSON worth keeping: those that are not blank nor the command typed by a person.
+/// Returns the lines outside of JSON, without blank lines and shell commands.
 fn lines_outside(text: &str) -> Vec<String> {
-    let spoken = |line: &&str| !line.is_empty() && !is_command(line);
-    let short = |line: &str| line.chars().take(limits::WORDS).collect();
-    text.lines().map(str::trim).filter(spoken).take(limits::WARNINGS).map(short).collect()
+    let is_relevant = |line: &&str| !line.is_empty() && !is_command(line);
+    let short = |line: &str| line.chars().take(limits::TEXT_CHARS).collect();
+    text.lines().map(str::trim).filter(is_relevant).take(limits::WARNINGS).map(short).collect()
 }
 
-/// Whether a line is a command typed by a person, with or without the shell's prompt before it.
+/// Whether a line is a shell command, with or without a prompt.
 fn is_command(line: &str) -> bool {
     let is_tool = |word: &str| ["amd-smi", "rocm-smi"].iter().any(|tool| word.ends_with(tool));
     let typed = line.split_once(['$', '#']).map_or(line, |(_, typed)| typed);
     typed.split_whitespace().find(|word| *word != "sudo").is_none_or(is_tool)
 }
 
-/// A document cut off in the middle, closed after its last whole device; `None` where there is none.
+/// Closes a truncated document after its last whole device; `None` if there is none.
 ///
-/// A device is an object right in the root, or in a list right in it.
-fn whole_devices(text: &str) -> Option<String> {
+/// A device is an object directly in the root, or in a list directly in the root.
+fn close_after_last_device(text: &str) -> Option<String> {
     let mut open: Vec<u8> = Vec::new();
     let (mut in_string, mut escaped) = (false, false);
     let mut cut: Option<(usize, Vec<u8>)> = None;
@@ -135,7 +135,7 @@ fn whole_devices(text: &str) -> Option<String> {
     Some(text.get(..at)?.chars().chain(closing).collect())
 }
 
-/// A text without `...`, and without commas before a closing bracket, outside of JSON's strings.
+/// Removes `...` and commas before closing brackets, outside of JSON strings.
 fn without_leftovers(text: &str) -> String {
     let text: String =
         text.lines().filter(|line| line.trim().trim_end_matches(',') != "...").flat_map(|line| [line, "\n"]).collect();
@@ -155,7 +155,7 @@ fn without_leftovers(text: &str) -> String {
     out
 }
 
-/// Python writes `NaN` and `Infinity` bare, which no JSON reader takes; in quotes they stay visible as no number.
+/// Quotes Python's bare `NaN` and `Infinity`, which are invalid JSON; a quoted one still parses as no number.
 fn with_quoted_nan(text: &str) -> String {
     if !text.contains("NaN") && !text.contains("Infinity") {
         return text.to_owned();
@@ -174,7 +174,7 @@ fn with_quoted_nan(text: &str) -> String {
             _ if escaped => escaped = false,
             '\\' if in_string => escaped = true,
             '"' => in_string = !in_string,
-            // A stray quote in a warning must not turn the rest inside out: no JSON string spans lines.
+            // A stray quote in a warning must not invert the rest: no JSON string spans lines.
             '\n' => in_string = false,
             _ => {}
         }
@@ -184,9 +184,9 @@ fn with_quoted_nan(text: &str) -> String {
     out
 }
 
-// What AMD's tools say when they have no device to show. Their exit codes do not tell: rocm-smi fails with 0.
+// Error texts of AMD's tools. Exit codes are unreliable: rocm-smi fails with 0.
 
-/// Words, in small letters, by which a tool says that its driver is not there.
+/// Lowercase phrases for a missing driver.
 const NO_DRIVER: [&str; 6] = [
     "driver not initialized",
     "not found in modules",
@@ -195,12 +195,12 @@ const NO_DRIVER: [&str; 6] = [
     "driver_not_loaded",
     "/dev/kfd read-write: no such file",
 ];
-/// … that the caller may not look.
+/// Lowercase phrases for missing permission.
 const NO_PERMISSION: [&str; 5] =
     ["permission denied", "no_perm", "requires elevation", "is not member of", "missing the following required groups"];
-/// … that the tool is not installed; said by the shell.
-const NOT_HERE: [&str; 2] = ["command not found", "-smi: not found"];
-/// … that there is no device.
+/// Lowercase phrases of the shell for a missing tool.
+const NO_TOOL: [&str; 2] = ["command not found", "-smi: not found"];
+/// Lowercase phrases for a machine without a device.
 const NO_DEVICES: [&str; 7] = [
     "no json data to report",
     "no drm devices",
@@ -210,8 +210,8 @@ const NO_DEVICES: [&str; 7] = [
     "device not found",
     "unable to detect any gpu",
 ];
-/// … that something else went wrong.
-const TROUBLE: [&str; 9] = [
+/// Lowercase phrases for other errors.
+const OTHER_ERRORS: [&str; 9] = [
     "error:",
     "error=",
     "error code",
@@ -222,45 +222,44 @@ const TROUBLE: [&str; 9] = [
     "is invalid",
     "the expected value is 0",
 ];
-/// Names by which AMD's tools are known to have spoken; the kernel uses others.
-const SPEAKERS: [&str; 8] =
+/// Names by which AMD's tools identify themselves; the kernel uses others.
+const TOOL_NAMES: [&str; 8] =
     ["amdsmi", "amd-smi", "rocm-smi", "rocm_smi", "rocm smi", "rsmi_", "hsa api call", "/dev/kfd"];
 
-/// The meaning of output without any device in it.
+/// Interprets output without any device.
 ///
-/// A tool that says there is none has answered; one that says why it cannot look has failed; anything else is not
-/// what `format` looks like.
-pub(crate) fn without_devices(lines: &[String], format: &'static str) -> Result<SourceReading, SourceError> {
-    let says = |words: &[&str]| {
+/// A tool that reports no device has succeeded; one that reports an error has failed; any other text is malformed.
+pub(crate) fn interpret_without_devices(lines: &[String], format: &'static str) -> Result<SourceReading, SourceError> {
+    let find_line = |words: &[&str]| {
         lines.iter().find(|line| words.iter().any(|word| line.to_ascii_lowercase().contains(word))).cloned()
     };
-    if let Some(line) = says(&NO_DRIVER) {
+    if let Some(line) = find_line(&NO_DRIVER) {
         return Err(SourceError::DriverNotLoaded(line));
     }
-    if let Some(line) = says(&NO_PERMISSION) {
+    if let Some(line) = find_line(&NO_PERMISSION) {
         return Err(SourceError::NoPermission(line));
     }
-    if let Some(why) = says(&NOT_HERE) {
+    if let Some(why) = find_line(&NO_TOOL) {
         let tool = ["amd-smi", "rocm-smi"].into_iter().find(|tool| why.contains(tool)).unwrap_or(format);
         return Err(SourceError::NotPresent { what: tool.into(), why });
     }
-    if let Some(line) = says(&NO_DEVICES) {
+    if let Some(line) = find_line(&NO_DEVICES) {
         return Ok(SourceReading { warnings: vec![line], ..SourceReading::default() });
     }
-    if let Some(line) = says(&TROUBLE) {
+    if let Some(line) = find_line(&OTHER_ERRORS) {
         return Err(SourceError::Driver(line));
     }
     let first = lines.first().map_or("nothing", String::as_str);
-    Err(SourceError::malformed(format, format!("no device is in it; it says: {first}")))
+    Err(SourceError::malformed(format, format!("no device is in the output; it begins with: {first}")))
 }
 
-/// Whether the text is one of the answers a tool gives in place of devices.
-pub(crate) fn is_refusal(text: &str) -> bool {
-    let start: String = text.chars().take(limits::WORDS).collect::<String>().to_ascii_lowercase();
-    let says = |words: &[&str]| words.iter().any(|word| start.contains(word));
-    let is_of_tool = says(&SPEAKERS) || says(&["required groups: render", "required groups: video"]);
-    let complains = [&NO_PERMISSION[..], &NOT_HERE, &NO_DEVICES, &TROUBLE].into_iter().any(says);
-    says(&NO_DRIVER) || says(&["unable to detect any gpu", "no amd gpus", "no drm devices"]) || is_of_tool && complains
+/// Whether the text is an error text of a tool.
+pub(crate) fn is_error_text(text: &str) -> bool {
+    let start: String = text.chars().take(limits::TEXT_CHARS).collect::<String>().to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| start.contains(word));
+    let is_of_tool = has(&TOOL_NAMES) || has(&["required groups: render", "required groups: video"]);
+    let complains = [&NO_PERMISSION[..], &NO_TOOL, &NO_DEVICES, &OTHER_ERRORS].into_iter().any(has);
+    has(&NO_DRIVER) || has(&["unable to detect any gpu", "no amd gpus", "no drm devices"]) || is_of_tool && complains
 }
 
 #[cfg(test)]
@@ -301,17 +300,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_in_python_is_no_value_here() {
+    fn nan_and_infinity_are_kept_as_text() {
         let found = find_json(r#"{"card0": {"GPU use (%)": NaN, "name": "NaN [x]", "t": -Infinity}}"#);
         assert_eq!(found.documents, [json!({"card0": {"GPU use (%)": "NaN", "name": "NaN [x]", "t": "-Infinity"}})]);
     }
 
     fn meaning(line: &str) -> Result<SourceReading, SourceError> {
-        without_devices(&[line.to_owned()], "test")
+        interpret_without_devices(&[line.to_owned()], "test")
     }
 
     #[test]
-    fn words_decide_what_output_without_devices_means() {
+    fn known_phrases_classify_output_without_devices() {
         let code = |line: &str| meaning(line).map_err(|error| error.code());
         assert_eq!(code("ERROR:root:Driver not initialized (amdgpu not found in modules)"), Err("driver_not_loaded"));
         assert_eq!(code("ROCk module is NOT loaded, possibly no GPU devices"), Err("driver_not_loaded"));
@@ -323,8 +322,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tool_says_alone_is_known_as_its_answer() {
-        for (said, code) in [
+    fn error_texts_of_tools_are_recognized() {
+        for (text, code) in [
             ("ERROR:root:Driver not initialized (amdgpu not found in modules)", "driver_not_loaded"),
             ("AmdSmiException: Error code:\n\t34 | AMDSMI_STATUS_DRIVER_NOT_LOADED", "driver_not_loaded"),
             ("AmdSmiLibraryException: Error code:\n\t10 | AMDSMI_STATUS_NO_PERM - Permission Denied", "no_permission"),
@@ -333,17 +332,17 @@ mod tests {
             ("rsmi_init() failed\nERROR:root:ROCm SMI returned 8 (the expected value is 0)", "driver_failed"),
             ("sh: 1: amd-smi: not found", "not_here"),
         ] {
-            assert!(is_refusal(said), "{said}");
-            assert_eq!(without_devices(&find_json(said).lines, "test").unwrap_err().code(), code, "{said}");
+            assert!(is_error_text(text), "{text}");
+            assert_eq!(interpret_without_devices(&find_json(text).lines, "test").unwrap_err().code(), code, "{text}");
         }
         let none = "ERROR:root:Unable to detect any GPU devices, check amdgpu version and module status";
-        assert!(is_refusal(none) && meaning(none).unwrap().devices.is_empty());
+        assert!(is_error_text(none) && meaning(none).unwrap().devices.is_empty());
         for other in [
             "amdgpu 0000:03:00.0: amdgpu: failed to write reg 28b4 wait reg 28c6",
             "bash: nvidia-smi: command not found",
             "Permission denied",
         ] {
-            assert!(!is_refusal(other), "{other}");
+            assert!(!is_error_text(other), "{other}");
         }
     }
 }

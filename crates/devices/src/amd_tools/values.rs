@@ -1,4 +1,4 @@
-//! What both tools of AMD write alike: cells of JSON, names and ids, links, partitions.
+//! Formats common to both AMD tools: JSON cells, names and ids, links, partitions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,9 +12,10 @@ use crate::reported::Reported;
 use crate::source_reading::SourceReading;
 use crate::{amd_names, limits};
 
-/// A JSON value as the text of one cell: plain values as they are, `{value, unit}` with the unit behind the number.
+/// Returns a JSON value as the text of one cell: plain values unchanged, `{value, unit}` with the unit after the
+/// number.
 ///
-/// `None` for what is no single value.
+/// `None` for anything but a single value.
 pub(crate) fn text_of(value: &Value) -> Option<String> {
     match value {
         Value::Null => Some("N/A".to_owned()),
@@ -32,55 +33,55 @@ pub(crate) fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-// What AMD's names, ids and versions look like, and which of them are none.
+// Names, ids and versions of AMD devices, and placeholders for missing ones.
 
-/// AMD's unique id as its runtime takes it: `GPU-` and 16 hexadecimal digits. `None` for masked, redacted, zero or `N/A`.
+/// Returns AMD's unique id in the form of its runtime: `GPU-` and 16 hexadecimal digits. `None` for masked, redacted,
+/// zero or `N/A`.
 pub(crate) fn unique_id(text: &str) -> Option<Arc<str>> {
     let text = text.trim();
     let digits = ["GPU-", "gpu-", "0x", "0X"].iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
-    let sound = (1..=16).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let id = u64::from_str_radix(digits, 16).ok().filter(|&id| sound && id != 0 && id != u64::MAX)?;
+    let is_readable = (1..=16).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let id = u64::from_str_radix(digits, 16).ok().filter(|&id| is_readable && id != 0 && id != u64::MAX)?;
     Some(format!("GPU-{id:016x}").into())
 }
 
-/// amd-smi's own longer UUID, as it is; `None` for what is masked.
+/// Returns amd-smi's own longer UUID unchanged; `None` if masked.
 pub(crate) fn long_uuid(text: &str) -> Option<Arc<str>> {
     Some(text.trim()).filter(|text| is_uuid(text)).map(Into::into)
 }
 
-/// The PCI ids of a device, as a tool wrote them.
+/// PCI ids of a device, as a tool printed them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Model<'a> {
+pub(crate) struct PciModel<'a> {
     pub id: &'a str,
     pub revision: Option<&'a str>,
 }
 
-impl Model<'_> {
-    /// Its name, as far as it is known.
+impl PciModel<'_> {
+    /// Returns the name of the device, if known.
     fn name(self) -> Option<String> {
         let hex = |text: &str| u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok();
         let revision = self.revision.and_then(hex).and_then(|revision| revision.try_into().ok());
-        amd_names::known(hex(self.id)?, revision)
+        amd_names::known_name(hex(self.id)?, revision)
     }
 }
 
-/// The first of `names` that a person would use; else that of the model, as far as it is known; else the first of what
-/// is left that says anything.
+/// Returns the first of `names` that is readable; else the known name of the model; else the first remaining text.
 ///
-/// Tools that do not find a name print the vendor or the device id in its place.
-pub(crate) fn best_name<'a>(names: &[&'a str], model: Option<Model<'a>>, others: &[&'a str]) -> Option<Arc<str>> {
+/// Tools print the vendor or the device id instead of an unknown name.
+pub(crate) fn best_name<'a>(names: &[&'a str], model: Option<PciModel<'a>>, others: &[&'a str]) -> Option<Arc<str>> {
     let names_vendor = |text: &str| text.starts_with("Advanced Micro Devices");
-    let sound = |text: &&&str| says_something(text) && !names_vendor(text);
-    let bounded = |text: &&str| text.trim().chars().take(limits::WORDS).collect::<String>();
-    let name = names.iter().filter(sound).find(|text| !is_hex(text.trim())).map(bounded);
-    let by_id = || model.and_then(Model::name);
+    let is_readable = |text: &&&str| has_value(text) && !names_vendor(text);
+    let bounded = |text: &&str| text.trim().chars().take(limits::TEXT_CHARS).collect::<String>();
+    let name = names.iter().filter(is_readable).find(|text| !is_hex(text.trim())).map(bounded);
+    let by_id = || model.and_then(PciModel::name);
     let id = model.map(|model| model.id);
-    let other = || others.iter().chain(&id).chain(names).find(sound).map(bounded);
+    let other = || others.iter().chain(&id).chain(names).find(is_readable).map(bounded);
     name.or_else(by_id).or_else(other).map(Into::into)
 }
 
-/// Whether a text is an answer at all.
-pub(crate) fn says_something(text: &str) -> bool {
+/// Whether a text has a value.
+pub(crate) fn has_value(text: &str) -> bool {
     let lower = text.trim().to_ascii_lowercase();
     let nothing = ["", "n/a", "none", "unknown", "not supported", "unsupported", "-", "<redacted>"];
     !nothing.contains(&lower.as_str()) && !lower.starts_with("n/a ")
@@ -90,46 +91,45 @@ fn is_hex(text: &str) -> bool {
     text.strip_prefix("0x").is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// The version of a driver. Where the driver is part of the kernel, tools print the kernel's whole banner, with or
-/// without its blanks: then it is the kernel's version.
+/// Returns the version of a driver. For a driver that is part of the kernel, tools print the kernel's banner, with or
+/// without its spaces; the kernel's version counts then.
 pub(crate) fn driver_version(text: &str) -> Option<Arc<str>> {
     let text = text.trim();
-    if !says_something(text) {
+    if !has_value(text) {
         return None;
     }
     let banner = text.strip_prefix("Linux").map(str::trim_start).and_then(|rest| rest.strip_prefix("version"));
     let version = banner.unwrap_or(text).trim_start();
     let end = version.find(|c: char| c.is_whitespace() || c == '(').unwrap_or(version.len());
-    let version: String = version[..end].chars().take(limits::WORDS).collect();
+    let version: String = version[..end].chars().take(limits::TEXT_CHARS).collect();
     version.contains(|c: char| c.is_ascii_digit()).then(|| version.into())
 }
 
-/// A NUMA node, or `None` where the tool printed −1 in one of its spellings.
+/// Returns a NUMA node, or `None` for −1 in any notation.
 pub(crate) fn numa_node(text: &str) -> Option<u32> {
     text.trim().parse::<u32>().ok().filter(|&node| node < 1 << 16)
 }
 
 // Links between devices.
 
-/// What a tool said about the way from one device to another; any of it may be missing.
+/// Link from one device to another as a tool reports it; each field may be missing.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Way<'a> {
-    /// `XGMI`, `PCIE`, `SELF`, …
+pub(crate) struct ReportedLink<'a> {
     pub kind: Option<&'a str>,
-    /// Steps on the way.
+    /// Number of hops.
     pub hops: Option<u64>,
-    /// AMD's own measure of how far it is.
+    /// AMD's measure of distance.
     pub weight: Option<u64>,
 }
 
-impl Way<'_> {
-    /// The link it is; `None` for a device and itself, and where nothing says what joins them.
+impl ReportedLink<'_> {
+    /// Returns the kind of the link; `None` for a device and itself, or if the kind is unknown.
     ///
-    /// Over PCIe, AMD's library counts two hops where both devices hang on one NUMA node, three where these are
-    /// neighbours, four otherwise (`rsmi_topo_get_link_type` in github.com/ROCm/rocm_smi_lib, src/rocm_smi.cc). The
-    /// weight is the sum of the kernel's (`rsmi_topo_get_link_weight`): 20 from each device to its node, and what lies
-    /// between the nodes. Neither tells of switches.
-    pub(crate) fn link(self) -> Option<LinkKind> {
+    /// Over PCIe, AMD's library counts two hops for devices on one NUMA node, three for neighbouring nodes, four
+    /// otherwise (`rsmi_topo_get_link_type` in github.com/ROCm/rocm_smi_lib, src/rocm_smi.cc). The weight is the sum of
+    /// the kernel's (`rsmi_topo_get_link_weight`): 20 from each device to its node, and the distance between the nodes.
+    /// Neither reflects switches.
+    pub(crate) fn to_link_kind(self) -> Option<LinkKind> {
         let near = match (self.hops, self.weight) {
             (Some(hops), _) => (1..=2).contains(&hops),
             (None, Some(weight)) => (1..=40).contains(&weight),
@@ -146,85 +146,86 @@ impl Way<'_> {
     }
 }
 
-// What can be said of devices only once all of them are known: partitions, dies that share a sensor, health.
+// Facts that follow from all devices together: partitions, dies that share a sensor, health.
 
-/// What a tool said of how a device is cut.
+/// Partition of a device as a tool reports it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Cut {
-    /// Which part it is.
+pub(crate) struct ReportedPartition {
+    /// Partition number.
     pub id: Option<u16>,
-    /// `SPX`, `CPX`, …; `None` also where the device cannot be cut.
+    /// `SPX`, `CPX`, …; `None` also for a device without partition modes.
     pub mode: Option<Arc<str>>,
 }
 
-impl Cut {
-    /// From the words of a tool.
+impl ReportedPartition {
+    /// Parses the texts of a tool.
     pub(crate) fn new(id: Option<&str>, mode: Option<&str>) -> Self {
         let mode = mode.map(str::trim).filter(|mode| mode.len() == 3 && mode.to_ascii_uppercase().ends_with("PX"));
         Self { id: id.and_then(|id| id.trim().parse().ok()), mode: mode.map(|mode| mode.to_ascii_uppercase().into()) }
     }
 
-    /// Into how many parts this mode cuts every device, where it does.
-    fn parts(&self) -> Option<u16> {
+    /// Returns the number of partitions in this mode, if it is the same for every device.
+    fn part_count(&self) -> Option<u16> {
         match self.mode.as_deref()? {
             "DPX" => Some(2),
             "TPX" => Some(3),
             "QPX" => Some(4),
-            // CPX: one part for each compute die, of which devices have six or eight.
+            // CPX: one partition for each compute die, of which devices have six or eight.
             _ => None,
         }
     }
 }
 
-/// Completes devices with what follows from the others. `cuts` are in the order of the devices.
-pub(crate) fn settle(snapshot: &mut SourceReading, cuts: &[Cut]) {
-    partitions(&mut snapshot.devices, cuts);
-    shared_sensors(snapshot);
-    for device in &mut snapshot.devices {
+/// Completes each device with facts that follow from the others. `partitions` are in the order of the devices.
+pub(crate) fn complete_devices(reading: &mut SourceReading, partitions: &[ReportedPartition]) {
+    mark_partitions(&mut reading.devices, partitions);
+    resolve_shared_power(reading);
+    for device in &mut reading.devices {
         if device.health.is_none() && device.has_answered() {
             device.health = Some(DeviceHealth::Healthy);
         }
     }
 }
 
-/// Devices at one place on the bus are parts of one; so is one whose mode says it is cut.
-fn partitions(devices: &mut [DetectedDevice], cuts: &[Cut]) {
+/// Marks devices with the same PCI address as partitions, and those whose mode says so.
+fn mark_partitions(devices: &mut [DetectedDevice], partitions: &[ReportedPartition]) {
     let mut at: BTreeMap<PciAddress, u16> = BTreeMap::new();
     for address in devices.iter().filter_map(|device| device.pci) {
         let count = at.entry(address).or_default();
         *count = count.saturating_add(1);
     }
     let mut seen: BTreeMap<Option<PciAddress>, u16> = BTreeMap::new();
-    for (device, cut) in devices.iter_mut().zip(cuts) {
+    for (device, partition) in devices.iter_mut().zip(partitions) {
         let shared = device.pci.and_then(|address| at.get(&address)).copied().filter(|&count| count > 1);
-        let is_cut = cut.mode.as_deref().map_or(cut.id.is_some_and(|id| id > 0), |mode| mode != "SPX");
+        let is_part = partition.mode.as_deref().map_or(partition.id.is_some_and(|id| id > 0), |mode| mode != "SPX");
         let order = seen.entry(device.pci).or_default();
         let turn = *order;
         *order = order.saturating_add(1);
-        if shared.is_none() && !is_cut {
+        if shared.is_none() && !is_part {
             continue;
         }
-        let parts = cut.parts().or(shared);
-        // Without a place on the bus the parts of several cards follow each other.
+        let parts = partition.part_count().or(shared);
+        // Without a PCI address the partitions of several cards follow each other.
         let turn = if device.pci.is_none() { parts.map_or(turn, |parts| turn % parts.max(1)) } else { turn };
-        device.partition = Some(DevicePartition::Amd { id: cut.id.unwrap_or(turn), mode: cut.mode.clone(), parts });
+        device.partition =
+            Some(DevicePartition::Amd { id: partition.id.unwrap_or(turn), mode: partition.mode.clone(), parts });
     }
 }
 
-/// Two dies of one card (MI250) carry one id and have one power sensor: a second die that says 0 W says nothing.
+/// Resolves the power of dies that share one id and one sensor (MI250): a second die with 0 W has no value.
 ///
-/// One that repeats the first is believed, with a warning.
-fn shared_sensors(snapshot: &mut SourceReading) {
+/// A second die with the same power keeps its value, with a warning.
+fn resolve_shared_power(reading: &mut SourceReading) {
     let mut powers: BTreeMap<Arc<str>, Milliwatts> = BTreeMap::new();
     let die = |device: &DetectedDevice| device.uuid.clone().filter(|_| device.partition.is_none());
-    for device in &snapshot.devices {
+    for device in &reading.devices {
         if let (Some(uuid), Reported::Value(watts)) = (die(device), &device.power) {
             let most = powers.entry(uuid).or_default();
             *most = (*most).max(*watts);
         }
     }
     let mut repeated: BTreeMap<Arc<str>, usize> = BTreeMap::new();
-    for device in &mut snapshot.devices {
+    for device in &mut reading.devices {
         let Some((uuid, most)) = die(device).and_then(|uuid| powers.get(&uuid).map(|&most| (uuid, most))) else {
             continue;
         };
@@ -235,7 +236,7 @@ fn shared_sensors(snapshot: &mut SourceReading) {
         }
     }
     for (uuid, count) in repeated.into_iter().filter(|&(_, count)| count > 1) {
-        snapshot.warn(format!("{count} dies of {uuid} report the same power, which may be that of the whole card"));
+        reading.warn(format!("{count} dies of {uuid} report the same power, which may be that of the whole card"));
     }
 }
 
@@ -248,7 +249,7 @@ mod tests {
     use crate::address::parse_pci_address;
 
     #[test]
-    fn a_value_with_a_unit_reads_like_its_text() {
+    fn a_value_with_a_unit_equals_its_text() {
         assert_eq!(text_of(&json!({"value": 283, "unit": "MB"})).unwrap(), "283 MB");
         assert_eq!(text_of(&json!({"value": "N/A", "unit": "W"})).unwrap(), "N/A");
         assert_eq!(text_of(&json!({"value": null, "unit": "C"})).unwrap(), "N/A");
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_has_one_spelling() {
+    fn every_notation_of_an_id_is_equal() {
         for spelling in ["0x719d230578348e8c", "719D230578348E8C", "GPU-719d230578348e8c", " 0x719D230578348E8C "] {
             assert_eq!(unique_id(spelling).as_deref(), Some("GPU-719d230578348e8c"), "{spelling}");
         }
@@ -270,9 +271,9 @@ mod tests {
     }
 
     #[test]
-    fn an_id_in_place_of_a_name_is_used_only_where_nothing_else_is_there() {
+    fn an_id_is_the_name_only_as_the_last_resort() {
         let best = |names: &[&str], id: Option<&str>, others: &[&str]| {
-            let model = id.map(|id| Model { id, revision: Some("0xc1") });
+            let model = id.map(|id| PciModel { id, revision: Some("0xc1") });
             best_name(names, model, others).map(|name| name.to_string())
         };
         assert_eq!(best(&["0x73bf"], Some("0x73bf"), &[]).as_deref(), Some("AMD Radeon RX 6800 XT"));
@@ -294,16 +295,16 @@ mod tests {
     }
 
     #[test]
-    fn no_numa_node_has_three_spellings() {
+    fn three_notations_mean_no_numa_node() {
         assert_eq!(["-1", "4294967295", "N/A", "3"].map(numa_node), [None, None, None, Some(3)]);
     }
 
     fn link(kind: &str, hops: Option<u64>, weight: Option<u64>) -> Option<LinkKind> {
-        Way { kind: Some(kind), hops, weight }.link()
+        ReportedLink { kind: Some(kind), hops, weight }.to_link_kind()
     }
 
     #[test]
-    fn a_way_becomes_the_link_it_is() {
+    fn a_reported_link_has_its_kind() {
         assert_eq!(link("XGMI", Some(1), Some(15)), Some(LinkKind::Xgmi(1)));
         assert_eq!(link("xgmi", None, None), Some(LinkKind::Xgmi(1)));
         assert_eq!(link("XGMI", None, Some(30)), Some(LinkKind::Xgmi(2)));
@@ -322,31 +323,32 @@ mod tests {
         found
     }
 
-    fn parts(devices: Vec<DetectedDevice>, cuts: &[Cut]) -> Vec<Option<DevicePartition>> {
-        let mut snapshot = SourceReading { devices, ..SourceReading::default() };
-        settle(&mut snapshot, cuts);
-        snapshot.devices.into_iter().map(|device| device.partition).collect()
+    fn parts(devices: Vec<DetectedDevice>, partitions: &[ReportedPartition]) -> Vec<Option<DevicePartition>> {
+        let mut reading = SourceReading { devices, ..SourceReading::default() };
+        complete_devices(&mut reading, partitions);
+        reading.devices.into_iter().map(|device| device.partition).collect()
     }
 
     #[test]
-    fn devices_at_one_place_are_parts_of_one() {
-        let cuts: Vec<Cut> = ["0", "1", "0"].iter().map(|id| Cut::new(Some(id), None)).collect();
-        let found = parts(vec![at("0000:01:00.0"), at("0000:01:00.0"), at("0001:01:00.0")], &cuts);
+    fn devices_with_one_address_are_partitions() {
+        let partitions: Vec<ReportedPartition> =
+            ["0", "1", "0"].iter().map(|id| ReportedPartition::new(Some(id), None)).collect();
+        let found = parts(vec![at("0000:01:00.0"), at("0000:01:00.0"), at("0001:01:00.0")], &partitions);
         assert_eq!(found[1], Some(DevicePartition::Amd { id: 1, mode: None, parts: Some(2) }));
         assert_eq!(found[2], None);
     }
 
     #[test]
-    fn a_device_in_one_piece_is_no_partition() {
+    fn an_unpartitioned_mode_is_not_a_partition() {
         for mode in ["SPX", "N/A", "", "spx"] {
-            assert_eq!(parts(vec![at("01:00.0")], &[Cut::new(Some("0"), Some(mode))]), [None], "{mode}");
+            assert_eq!(parts(vec![at("01:00.0")], &[ReportedPartition::new(Some("0"), Some(mode))]), [None], "{mode}");
         }
     }
 
     #[test]
-    fn a_mode_says_that_a_device_is_cut_even_where_its_parts_are_nameless() {
-        let cut = Cut::new(None, Some("DPX"));
-        let found = parts(vec![DetectedDevice::new(Vendor::Amd); 4], &vec![cut; 4]);
+    fn a_partition_mode_suffices_without_addresses() {
+        let partition = ReportedPartition::new(None, Some("DPX"));
+        let found = parts(vec![DetectedDevice::new(Vendor::Amd); 4], &vec![partition; 4]);
         let ids: Vec<_> = found.iter().flatten().map(DevicePartition::number).collect();
         assert_eq!(ids, [Some(0), Some(1), Some(0), Some(1)]);
     }
@@ -359,13 +361,13 @@ mod tests {
             found.power = Reported::Value(Milliwatts(watts));
             found
         };
-        let mut snapshot = SourceReading { devices: vec![die(89_000), die(0)], ..SourceReading::default() };
-        settle(&mut snapshot, &[Cut::default(), Cut::default()]);
-        assert_eq!(snapshot.devices[0].power, Reported::Value(Milliwatts(89_000)));
-        assert!(matches!(snapshot.devices[1].power, Reported::Unsupported(_)));
-        assert!(snapshot.warnings.is_empty());
+        let mut reading = SourceReading { devices: vec![die(89_000), die(0)], ..SourceReading::default() };
+        complete_devices(&mut reading, &[ReportedPartition::default(), ReportedPartition::default()]);
+        assert_eq!(reading.devices[0].power, Reported::Value(Milliwatts(89_000)));
+        assert!(matches!(reading.devices[1].power, Reported::Unsupported(_)));
+        assert!(reading.warnings.is_empty());
         let mut twins = SourceReading { devices: vec![die(89_000), die(89_000)], ..SourceReading::default() };
-        settle(&mut twins, &[Cut::default(), Cut::default()]);
+        complete_devices(&mut twins, &[ReportedPartition::default(), ReportedPartition::default()]);
         assert_eq!((&twins.devices[1].power, twins.warnings.len()), (&Reported::Value(Milliwatts(89_000)), 1));
     }
 }

@@ -1,4 +1,4 @@
-//! Archives of captured folders, unpacked where they can do no harm: bounded, and with no way out of their folder.
+//! Archives of captured folders, unpacked safely: bounded, and without links out of their folder.
 
 use std::fs;
 use std::io::{self, Cursor, Read};
@@ -10,42 +10,41 @@ use tempfile::TempDir;
 use super::CaptureError;
 use crate::limits;
 
-/// Files and folders unpacked of one archive.
-const ENTRIES: usize = 100_000;
-/// Bytes unpacked of one archive.
-const UNPACKED_BYTES: u64 = 512 << 20;
+/// Maximum files and folders in an archive.
+const MAX_ENTRIES: usize = 100_000;
+/// Maximum unpacked bytes of an archive.
+const MAX_UNPACKED_BYTES: u64 = 512 << 20;
 
-/// What a file turned out to hold.
-pub(super) enum Content {
-    /// A folder, unpacked for as long as this lives.
+/// Content of a file that may be an archive.
+pub(super) enum UnpackedContent {
+    /// An unpacked folder, removed on drop.
     Folder(TempDir),
-    /// One file, which was only compressed.
+    /// A single compressed file.
     Bytes(Vec<u8>),
-    /// No archive.
     NoArchive,
 }
 
 /// Unpacks a tar archive, plain or compressed by gzip, or one compressed file.
-pub(super) fn unpack(path: &Path, bytes: &[u8]) -> Result<Content, CaptureError> {
+pub(super) fn unpack(path: &Path, bytes: &[u8]) -> Result<UnpackedContent, CaptureError> {
     let failed = |problem: String| CaptureError::Archive { path: path.to_owned(), problem };
     let plain = match bytes {
-        [0x1f, 0x8b, ..] => Some(bounded(flate2::read::MultiGzDecoder::new(bytes)).map_err(failed)?),
+        [0x1f, 0x8b, ..] => Some(read_bounded(flate2::read::MultiGzDecoder::new(bytes)).map_err(failed)?),
         _ => None,
     };
     let is_tar = |bytes: &[u8]| bytes.get(257..262) == Some(b"ustar");
     match plain {
-        Some(plain) if is_tar(&plain) => unpack_tar(&plain).map(Content::Folder).map_err(failed),
+        Some(plain) if is_tar(&plain) => unpack_tar(&plain).map(UnpackedContent::Folder).map_err(failed),
         Some(mut plain) => {
             plain.truncate(limits::TEXT_BYTES);
-            Ok(Content::Bytes(plain))
+            Ok(UnpackedContent::Bytes(plain))
         }
-        None if is_tar(bytes) => unpack_tar(bytes).map(Content::Folder).map_err(failed),
-        None => Ok(Content::NoArchive),
+        None if is_tar(bytes) => unpack_tar(bytes).map(UnpackedContent::Folder).map_err(failed),
+        None => Ok(UnpackedContent::NoArchive),
     }
 }
 
-/// The folder that matters: the archive's only folder where everything is in one.
-pub(super) fn root(unpacked: &Path) -> PathBuf {
+/// Returns the archive's only folder, or the root where there are several entries.
+pub(super) fn content_root(unpacked: &Path) -> PathBuf {
     let mut entries = std::fs::read_dir(unpacked).into_iter().flatten().filter_map(Result::ok);
     match (entries.next(), entries.next()) {
         (Some(only), None) if only.path().is_dir() && !is_tree_root(&only.path()) => only.path(),
@@ -58,11 +57,11 @@ fn is_tree_root(folder: &Path) -> bool {
     matches!(folder.file_name().and_then(|name| name.to_str()), Some("sys" | "proc"))
 }
 
-fn bounded(reader: impl Read) -> Result<Vec<u8>, String> {
+fn read_bounded(reader: impl Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    reader.take(UNPACKED_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > UNPACKED_BYTES {
-        return Err(format!("it holds more than {UNPACKED_BYTES} bytes"));
+    reader.take(MAX_UNPACKED_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > MAX_UNPACKED_BYTES {
+        return Err(format!("it has more than {MAX_UNPACKED_BYTES} bytes"));
     }
     Ok(bytes)
 }
@@ -72,31 +71,31 @@ fn unpack_tar(bytes: &[u8]) -> Result<TempDir, String> {
     let mut archive = Archive::new(Cursor::new(bytes));
     let entries = archive.entries().map_err(|error| error.to_string())?;
     for (number, entry) in entries.enumerate() {
-        if number >= ENTRIES {
-            return Err(format!("it holds more than {ENTRIES} files"));
+        if number >= MAX_ENTRIES {
+            return Err(format!("it has more than {MAX_ENTRIES} files"));
         }
         let mut entry = entry.map_err(|error| error.to_string())?;
         if is_harmless(&entry) {
-            // A single file that cannot be written is missing in the folder, as it may be on a machine.
+            // A file that cannot be written is simply missing, as it may be on a machine.
             let _ = entry.unpack_in(folder.path());
         }
     }
-    remove_ways_out(folder.path()).map_err(|error| error.to_string())?;
+    remove_escaping_links(folder.path()).map_err(|error| error.to_string())?;
     Ok(folder)
 }
 
-/// Removes links that lead out of the folder by way of other links, which their names alone do not show.
-fn remove_ways_out(folder: &Path) -> io::Result<()> {
+/// Removes links that leave the folder through other links, which their paths alone do not show.
+fn remove_escaping_links(folder: &Path) -> io::Result<()> {
     let inside = folder.canonicalize()?;
     let mut folders = vec![inside.clone()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             let kind = entry.file_type()?;
-            let leads_out = || entry.path().canonicalize().is_ok_and(|target| !target.starts_with(&inside));
+            let escapes = || entry.path().canonicalize().is_ok_and(|target| !target.starts_with(&inside));
             if kind.is_dir() {
                 folders.push(entry.path());
-            } else if kind.is_symlink() && leads_out() {
+            } else if kind.is_symlink() && escapes() {
                 fs::remove_file(entry.path())?;
             }
         }
@@ -116,7 +115,7 @@ fn is_harmless<R: Read>(entry: &Entry<'_, R>) -> bool {
     }
 }
 
-/// Whether a relative link in `path` leads to nowhere above the folder it was unpacked into.
+/// Whether a relative link in `path` stays inside the unpacked folder.
 fn stays_inside(path: &Path, target: &Path) -> bool {
     let mut depth: i64 = path.components().filter(|part| matches!(part, Component::Normal(_))).count() as i64 - 1;
     for part in target.components() {
@@ -155,24 +154,24 @@ mod tests {
 
     fn folder(bytes: &[u8]) -> TempDir {
         match unpack(Path::new("a.tar"), bytes) {
-            Ok(Content::Folder(folder)) => folder,
+            Ok(UnpackedContent::Folder(folder)) => folder,
             _ => panic!("not unpacked"),
         }
     }
 
     #[test]
-    fn an_archive_becomes_a_folder_whatever_compressed_it() {
+    fn an_archive_is_unpacked_plain_or_compressed() {
         let plain = archive(&[]);
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(&plain).unwrap();
         for bytes in [plain, gzip.finish().unwrap()] {
             let unpacked = folder(&bytes);
-            assert_eq!(std::fs::read(root(unpacked.path()).join("sys/file")).unwrap(), b"abc");
+            assert_eq!(std::fs::read(content_root(unpacked.path()).join("sys/file")).unwrap(), b"abc");
         }
     }
 
     #[test]
-    fn a_link_that_leads_out_of_the_archive_is_left_out() {
+    fn a_link_out_of_the_archive_is_removed() {
         let unpacked = folder(&archive(&[
             ("box/in", "sys/file"),
             ("box/out", "../../../etc/passwd"),
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_out_only_together_are_left_out() {
+    fn links_that_leave_the_archive_together_are_removed() {
         let unpacked = folder(&archive(&[
             ("box/sys/root", "../.."),
             ("box/sys/root/way", "../../etc"),
@@ -200,18 +199,18 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_text_is_read_no_further_than_one_that_is_not() {
+    fn a_compressed_text_has_the_same_size_limit() {
         let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         gzip.write_all(&vec![b' '; limits::TEXT_BYTES + 1]).unwrap();
         match unpack(Path::new("a.gz"), &gzip.finish().unwrap()) {
-            Ok(Content::Bytes(bytes)) => assert_eq!(bytes.len(), limits::TEXT_BYTES),
+            Ok(UnpackedContent::Bytes(bytes)) => assert_eq!(bytes.len(), limits::TEXT_BYTES),
             _ => panic!("not unpacked"),
         }
     }
 
     #[test]
-    fn a_broken_archive_is_an_error_and_a_text_is_none() {
+    fn a_broken_archive_is_an_error_but_a_text_is_not_an_archive() {
         assert!(matches!(unpack(Path::new("a"), b"\x1f\x8bnonsense"), Err(CaptureError::Archive { .. })));
-        assert!(matches!(unpack(Path::new("a"), b"GPU 0"), Ok(Content::NoArchive)));
+        assert!(matches!(unpack(Path::new("a"), b"GPU 0"), Ok(UnpackedContent::NoArchive)));
     }
 }

@@ -1,7 +1,7 @@
-//! Captured tool outputs and kernel trees, read as if the machine were here.
+//! Captured tool output and kernel trees, read like a live source.
 //!
-//! A capture is a text, a folder that holds a kernel tree or several texts, or an archive of such a folder. Its format is
-//! guessed from what it holds unless it is named.
+//! A capture is a text, a folder with a kernel tree or texts, or an archive of such a folder. Its format is detected
+//! from its content unless it is named.
 
 mod archive;
 
@@ -16,37 +16,37 @@ use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 use crate::{amd_sysfs, amd_tools, kernel_log, limits, nvidia_smi, pci_bus};
 
-/// Why a capture gave no devices.
+/// Reason why a capture returned no devices.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// The file or folder cannot be read.
-    #[error("{path} cannot be read: {error}", path = path.display())]
+    #[error("cannot read {path}: {error}", path = path.display())]
     Unreadable { path: PathBuf, error: io::Error },
-    /// There is nothing in it.
-    #[error("{path} is empty: a tool that printed nothing says nothing about devices", path = .0.display())]
+    /// The file or folder is empty.
+    #[error("{path} is empty", path = .0.display())]
     Empty(PathBuf),
-    /// Nobody knows what it is.
-    #[error("{path} is in no known format; name one with --as: {}", CaptureFormat::names(), path = .0.display())]
+    /// The format is unknown.
+    #[error("the format of {path} is unknown; name one with --as: {}", CaptureFormat::names(), path = .0.display())]
     NoFormat(PathBuf),
-    /// It is not what it was said to be.
-    #[error("{path} cannot be read as {format}: {why}", path = path.display())]
+    /// The content does not have the named format.
+    #[error("cannot read {path} as {format}: {why}", path = path.display())]
     OtherFormat {
         path: PathBuf,
-        /// What it was said to be.
+        /// Named format.
         format: CaptureFormat,
-        /// What speaks against it.
+        /// Reason of the mismatch.
         why: &'static str,
     },
     /// The archive cannot be unpacked.
-    #[error("{path} cannot be unpacked: {problem}", path = path.display())]
+    #[error("cannot unpack {path}: {problem}", path = path.display())]
     Archive { path: PathBuf, problem: String },
-    /// It holds the words of a source that failed, or is broken.
+    /// The capture contains an error of a source, or is broken.
     #[error("{0}")]
     Source(#[from] SourceError),
 }
 
 impl CaptureError {
-    /// A name for programs that never changes.
+    /// Returns a stable name for programs.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Unreadable { .. } => "unreadable",
@@ -59,27 +59,27 @@ impl CaptureError {
     }
 }
 
-/// Reads a capture, in the format given or in the one it seems to have.
+/// Reads a capture in the given or detected format.
 pub fn read_capture(path: &Path, format: Option<CaptureFormat>) -> Result<SourceReading, CaptureError> {
     let unreadable = |error| CaptureError::Unreadable { path: path.to_owned(), error };
     if std::fs::metadata(path).map_err(unreadable)?.is_dir() {
         return read_folder(path, format);
     }
-    let bytes = bytes(path).map_err(unreadable)?;
+    let bytes = read_bounded(path).map_err(unreadable)?;
     match archive::unpack(path, &bytes)? {
-        archive::Content::Folder(unpacked) => read_folder(&archive::root(unpacked.path()), format),
-        archive::Content::Bytes(bytes) => one_text(path, &bytes, format),
-        archive::Content::NoArchive => one_text(path, &bytes, format),
+        archive::UnpackedContent::Folder(unpacked) => read_folder(&archive::content_root(unpacked.path()), format),
+        archive::UnpackedContent::Bytes(bytes) => read_text_capture(path, &bytes, format),
+        archive::UnpackedContent::NoArchive => read_text_capture(path, &bytes, format),
     }
 }
 
-fn one_text(path: &Path, bytes: &[u8], format: Option<CaptureFormat>) -> Result<SourceReading, CaptureError> {
+fn read_text_capture(path: &Path, bytes: &[u8], format: Option<CaptureFormat>) -> Result<SourceReading, CaptureError> {
     let text = decode(bytes);
     match format {
         Some(format) => {
-            let why = "that is the format of a folder";
-            let tree = || CaptureError::OtherFormat { path: path.to_owned(), format, why };
-            Ok(format.parse(&text).ok_or_else(tree)??)
+            let why = "it is a format of folders";
+            let wrong_kind = || CaptureError::OtherFormat { path: path.to_owned(), format, why };
+            Ok(format.parse(&text).ok_or_else(wrong_kind)??)
         }
         None if text.trim().is_empty() => Err(CaptureError::Empty(path.to_owned())),
         None => match CaptureFormat::detect(&text).and_then(|format| format.parse(&text)) {
@@ -89,75 +89,75 @@ fn one_text(path: &Path, bytes: &[u8], format: Option<CaptureFormat>) -> Result<
     }
 }
 
-fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limits::TEXT_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-// A captured folder: kernel trees in it, and texts of tools beside them.
+// Captured folders: kernel trees and texts of tools.
 
-/// Files looked at in one folder.
-const FILES: usize = 512;
+/// Maximum files read from one folder.
+const MAX_FILES: usize = 512;
 
-/// Files of a bundle that tell of the bundle and of what the doctor found, not of devices.
-const ABOUT_A_BUNDLE: [&str; 3] = ["findings.json", "manifest.json", "report.txt"];
+/// Files of a bundle about the bundle and the doctor's findings.
+const BUNDLE_METADATA: [&str; 3] = ["findings.json", "manifest.json", "report.txt"];
 
-/// Reads the trees a folder holds and the texts in it, as parts of one machine.
+/// Reads the trees and texts of a folder as parts of one machine.
 ///
-/// A text that cannot be read, or is in no known format, is a warning; only where nothing in the folder gives a device
-/// is its error the answer. Bundles of older versions hold texts in formats that are no longer read.
+/// A text that is unreadable or in no known format is a warning. Its error is returned only if the folder has no
+/// devices. Bundles of older versions contain texts in formats that are no longer read.
 fn read_folder(path: &Path, format: Option<CaptureFormat>) -> Result<SourceReading, CaptureError> {
     if let Some(format) = format.filter(|format| format.is_tree()) {
         let not_a_tree =
-            CaptureError::OtherFormat { path: path.to_owned(), format, why: "the folder holds nothing of that kind" };
+            CaptureError::OtherFormat { path: path.to_owned(), format, why: "the folder has no such tree" };
         return Ok(format.read_tree(path).ok_or(not_a_tree)??);
     }
-    let mut all = Gathered::default();
+    let mut all = FolderReading::default();
     if format.is_none() {
         for read in CaptureFormat::all().filter_map(|format| format.read_tree(path)) {
             all.add(path, read);
         }
     }
-    for file in files(path) {
-        let Ok(bytes) = bytes(&file) else { continue };
+    for file in device_files(path) {
+        let Ok(bytes) = read_bounded(&file) else { continue };
         let text = decode(&bytes);
         match format.or_else(|| CaptureFormat::detect(&text)).and_then(|format| format.parse(&text)) {
             Some(parsed) => all.add(&file, parsed),
             None if text.trim().is_empty() => {}
-            None => all.snapshot.warn(format!("{}: ignored, it is in no known format", name(&file))),
+            None => all.reading.warn(format!("{}: ignored, because its format is unknown", display_name(&file))),
         }
     }
     all.finish(path)
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
+fn device_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
-    let is_about_devices = |path: &PathBuf| !ABOUT_A_BUNDLE.contains(&&*name(path));
+    let is_about_devices = |path: &PathBuf| !BUNDLE_METADATA.contains(&&*display_name(path));
     let mut files: Vec<PathBuf> = entries.filter(|path| path.is_file()).filter(is_about_devices).collect();
     files.sort();
-    files.truncate(FILES);
+    files.truncate(MAX_FILES);
     files
 }
 
-fn name(path: &Path) -> Cow<'_, str> {
+fn display_name(path: &Path) -> Cow<'_, str> {
     path.file_name().unwrap_or_default().to_string_lossy()
 }
 
 #[derive(Default)]
-struct Gathered {
-    snapshot: SourceReading,
+struct FolderReading {
+    reading: SourceReading,
     recognised: bool,
     error: Option<SourceError>,
 }
 
-impl Gathered {
+impl FolderReading {
     fn add(&mut self, path: &Path, parsed: Result<SourceReading, SourceError>) {
         self.recognised = true;
         match parsed {
-            Ok(snapshot) => self.snapshot.merge(snapshot),
+            Ok(reading) => self.reading.merge(reading),
             Err(error) => {
-                self.snapshot.warn(format!("{}: {error}", name(path)));
+                self.reading.warn(format!("{}: {error}", display_name(path)));
                 self.error.get_or_insert(error);
             }
         }
@@ -165,8 +165,8 @@ impl Gathered {
 
     fn finish(self, path: &Path) -> Result<SourceReading, CaptureError> {
         match (self.error, self.recognised) {
-            (Some(error), _) if self.snapshot.devices.is_empty() => Err(error.into()),
-            (_, true) => Ok(self.snapshot),
+            (Some(error), _) if self.reading.devices.is_empty() => Err(error.into()),
+            (_, true) => Ok(self.reading),
             (_, false) if fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()) => {
                 Err(CaptureError::Empty(path.to_owned()))
             }
@@ -175,55 +175,55 @@ impl Gathered {
     }
 }
 
-// The formats a capture can have: their names, how each is recognised, and who reads it.
+// Formats of captures: names, detection and parsers.
 
 /// A format of captures.
 #[derive(Clone, Copy)]
-pub struct CaptureFormat(&'static Entry);
+pub struct CaptureFormat(&'static FormatEntry);
 
-struct Entry {
+struct FormatEntry {
     name: &'static str,
-    reader: Reader,
+    reader: FormatReader,
 }
 
-enum Reader {
-    Text { looks_like: fn(&str) -> bool, parse: Parse<str> },
-    Tree { looks_like: fn(&Path) -> bool, read: Parse<Path> },
+enum FormatReader {
+    Text { looks_like: fn(&str) -> bool, parse: ParseFn<str> },
+    Tree { looks_like: fn(&Path) -> bool, read: ParseFn<Path> },
 }
 
-type Parse<T> = fn(&T) -> Result<SourceReading, SourceError>;
+type ParseFn<T> = fn(&T) -> Result<SourceReading, SourceError>;
 
-const fn text(name: &'static str, looks_like: fn(&str) -> bool, parse: Parse<str>) -> Entry {
-    Entry { name, reader: Reader::Text { looks_like, parse } }
+const fn text_format(name: &'static str, looks_like: fn(&str) -> bool, parse: ParseFn<str>) -> FormatEntry {
+    FormatEntry { name, reader: FormatReader::Text { looks_like, parse } }
 }
 
-const fn tree(name: &'static str, looks_like: fn(&Path) -> bool, read: Parse<Path>) -> Entry {
-    Entry { name, reader: Reader::Tree { looks_like, read } }
+const fn tree_format(name: &'static str, looks_like: fn(&Path) -> bool, read: ParseFn<Path>) -> FormatEntry {
+    FormatEntry { name, reader: FormatReader::Tree { looks_like, read } }
 }
 
-/// Every format. A guess takes the first that recognises a text, so what is more particular stands first.
-static FORMATS: &[Entry] = &[
-    tree("sysfs", amd_sysfs::looks_like, amd_sysfs::read),
-    tree("pci", pci_bus::looks_like, pci_bus::read),
-    text("nvidia-smi-xml", nvidia_smi::xml::looks_like, nvidia_smi::xml::parse),
-    text("nvidia-smi-csv", nvidia_smi::csv::looks_like, nvidia_smi::csv::parse),
-    text("nvidia-smi-apps", nvidia_smi::csv::looks_like_apps, nvidia_smi::csv::parse_apps),
-    text("nvidia-smi-list", nvidia_smi::list::looks_like, nvidia_smi::list::parse),
-    text("nvidia-smi-topo", nvidia_smi::topo::looks_like, nvidia_smi::topo::parse),
-    text("rocm-smi-json", amd_tools::rocm_smi::looks_like, amd_tools::rocm_smi::parse),
-    text("amd-smi-json", amd_tools::amd_smi::looks_like, amd_tools::amd_smi::parse),
-    text("fdinfo", amd_sysfs::looks_like_fdinfo, amd_sysfs::parse_fdinfo),
-    text("kernel-log", kernel_log::looks_like, kernel_log::parse),
-    text("nvidia-smi-error", nvidia_smi::errors::looks_like, nvidia_smi::errors::parse),
+/// All formats. Detection takes the first match, so more specific formats come first.
+static FORMATS: &[FormatEntry] = &[
+    tree_format("sysfs", amd_sysfs::looks_like, amd_sysfs::read),
+    tree_format("pci", pci_bus::looks_like, pci_bus::read),
+    text_format("nvidia-smi-xml", nvidia_smi::xml::looks_like, nvidia_smi::xml::parse),
+    text_format("nvidia-smi-csv", nvidia_smi::csv::looks_like, nvidia_smi::csv::parse),
+    text_format("nvidia-smi-apps", nvidia_smi::csv::looks_like_apps, nvidia_smi::csv::parse_apps),
+    text_format("nvidia-smi-list", nvidia_smi::list::looks_like, nvidia_smi::list::parse),
+    text_format("nvidia-smi-topo", nvidia_smi::topo::looks_like, nvidia_smi::topo::parse),
+    text_format("rocm-smi-json", amd_tools::rocm_smi::looks_like, amd_tools::rocm_smi::parse),
+    text_format("amd-smi-json", amd_tools::amd_smi::looks_like, amd_tools::amd_smi::parse),
+    text_format("fdinfo", amd_sysfs::looks_like_fdinfo, amd_sysfs::parse_fdinfo),
+    text_format("kernel-log", kernel_log::looks_like, kernel_log::parse),
+    text_format("nvidia-smi-error", nvidia_smi::errors::looks_like, nvidia_smi::errors::parse),
 ];
 
-/// A format nobody reads.
+/// An unknown name of a format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no format {0:?}; there are {all}", all = CaptureFormat::names())]
+#[error("unknown format {0:?}; allowed: {all}", all = CaptureFormat::names())]
 pub struct UnknownCaptureFormat(String);
 
 impl CaptureFormat {
-    /// The names of all formats, for people.
+    /// Returns the names of all formats, for people.
     pub fn names() -> String {
         FORMATS.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ")
     }
@@ -236,36 +236,36 @@ impl CaptureFormat {
         self.0.name
     }
 
-    /// Whether it is the format of a folder.
+    /// Whether the format is one of folders.
     pub fn is_tree(self) -> bool {
-        matches!(self.0.reader, Reader::Tree { .. })
+        matches!(self.0.reader, FormatReader::Tree { .. })
     }
 
     /// Whether a text seems to have this format.
     pub fn matches(self, text: &str) -> bool {
         match self.0.reader {
-            Reader::Text { looks_like, .. } => looks_like(text),
-            Reader::Tree { .. } => false,
+            FormatReader::Text { looks_like, .. } => looks_like(text),
+            FormatReader::Tree { .. } => false,
         }
     }
 
-    /// The format a text seems to have.
+    /// Detects the format of a text.
     pub fn detect(text: &str) -> Option<Self> {
         Self::all().find(|format| format.matches(text))
     }
 
-    /// Reads a text; `None` for the format of a folder.
+    /// Parses a text; `None` for a format of folders.
     pub fn parse(self, text: &str) -> Option<Result<SourceReading, SourceError>> {
         match self.0.reader {
-            Reader::Text { parse, .. } => Some(parse(text)),
-            Reader::Tree { .. } => None,
+            FormatReader::Text { parse, .. } => Some(parse(text)),
+            FormatReader::Tree { .. } => None,
         }
     }
 
-    /// Reads a folder; `None` where it holds no such tree, or for the format of a text.
+    /// Reads a folder; `None` if it contains no such tree or the format is one of texts.
     pub fn read_tree(self, folder: &Path) -> Option<Result<SourceReading, SourceError>> {
         match self.0.reader {
-            Reader::Tree { looks_like, read } if looks_like(folder) => Some(read(folder)),
+            FormatReader::Tree { looks_like, read } if looks_like(folder) => Some(read(folder)),
             _ => None,
         }
     }
@@ -304,13 +304,13 @@ impl fmt::Display for CaptureFormat {
 
 impl fmt::Debug for CaptureFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Format({})", self.name())
+        write!(f, "CaptureFormat({})", self.name())
     }
 }
 
-// Bytes of a captured text, whatever wrote them.
+// Encodings of captured texts.
 
-/// The text: UTF-8 with what is none replaced, or UTF-16 as a Windows shell writes it into a file.
+/// Decodes UTF-8, replacing invalid bytes, or UTF-16 as written by a Windows shell.
 pub(crate) fn decode(bytes: &[u8]) -> Cow<'_, str> {
     let wide = |unit: fn([u8; 2]) -> u16, bytes: &[u8]| {
         let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]])).collect();
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_format_is_found_by_its_name_and_no_two_share_one() {
+    fn every_format_is_found_by_its_unique_name() {
         for format in CaptureFormat::all() {
             assert_eq!(format.name().parse(), Ok(format));
         }
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_read_in_the_encoding_its_first_bytes_name() {
+    fn a_text_is_decoded_by_its_byte_order_mark() {
         assert_eq!(decode(b"GPU 0"), "GPU 0");
         assert_eq!(decode(b"\xef\xbb\xbfGPU"), "GPU");
         assert_eq!(decode(b"\xff\xfeG\0P\0U\0"), "GPU");

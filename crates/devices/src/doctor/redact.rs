@@ -1,8 +1,8 @@
-//! What of a file goes into a bundle: of a tool's answer only the fields on a list, and no name of the host.
+//! Redaction of bundled files: only listed fields of tool output remain, and the host's name is replaced.
 //!
-//! A bundle leaves the machine, and what a new version of a tool will print is not known. So fields are not searched for
-//! secrets; those that are not known to be harmless are left out. UUIDs tell devices apart in a report, so they stay
-//! unless asked otherwise; then each is replaced by the same fake in every file.
+//! A bundle leaves the machine, and future versions of a tool may print new fields. So redaction does not search for
+//! secrets; it drops every field that is not known to be harmless. UUIDs tell devices apart in a report, so they stay
+//! by default; otherwise each is replaced by the same fake UUID in every file.
 
 use std::collections::BTreeMap;
 
@@ -12,26 +12,26 @@ use serde_json::Value;
 use crate::amd_tools;
 use crate::detected_device::is_uuid;
 use crate::nvidia_smi::errors;
-use crate::nvidia_smi::xml::{self, Element};
+use crate::nvidia_smi::xml::{self, XmlElement};
 
-/// What is left out of a bundle, and replaced in it.
+/// Content that redaction removes or replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RedactionOptions {
-    /// Serial numbers, names of processes, names of hosts, and whatever else is not on the list.
+    /// Serial numbers, names of processes and hosts, and every unlisted field.
     pub identities: bool,
     /// UUIDs and unique ids of devices.
     pub uuids: bool,
 }
 
 impl Default for RedactionOptions {
-    /// UUIDs are kept: reports are about which device is which, and a UUID says nothing of its owner.
+    /// Keeps UUIDs: a report needs to tell devices apart, and a UUID does not identify the machine's owner.
     fn default() -> Self {
         Self { identities: true, uuids: false }
     }
 }
 
-/// Fields and sections of nvidia-smi's XML whose texts are kept; a name that ends in `*` stands for all that begin so.
-const NVIDIA_SMI: &str = "timestamp driver_version cuda_version attached_gpus product_name product_brand \
+/// Fields and sections of nvidia-smi's XML whose texts stay; `*` at the end of a name matches any suffix.
+const NVIDIA_SMI_FIELDS: &str = "timestamp driver_version cuda_version attached_gpus product_name product_brand \
     product_architecture uuid gpu_uuid minor_number index gpu_instance_id compute_instance_id profile gpu_part_number \
     vbios_version multigpu_board persistence_mode accounting_mode addressing_mode compute_mode display_mode \
     display_active display_attached performance_state fan_speed gpu_recovery_action gpu_virtualization_mode pci mig_mode \
@@ -40,31 +40,31 @@ const NVIDIA_SMI: &str = "timestamp driver_version cuda_version attached_gpus pr
     module_power_readings gpu_memory_power_readings clocks* max_clocks max_customer_boost_clocks applications_clocks \
     default_applications_clocks ecc_errors retired_pages remapped_rows gpu_reset_status fabric pid type used_memory";
 
-/// … of amd-smi's JSON.
-const AMD_SMI: &str = "gpu xcp bdf bus market_name vendor_id vendor_name subvendor_id device_id rev_id subsystem_id \
+/// Fields and sections of amd-smi's JSON whose values stay.
+const AMD_SMI_FIELDS: &str = "gpu xcp bdf bus market_name vendor_id vendor_name subvendor_id device_id rev_id subsystem_id \
     num_compute_units target_graphics_version oam_id asic_serial uuid hip_uuid unique_id hip_id kfd_id node_id \
     partition_id render drm_render card drm_card product_name driver limit vram numa partition cache_info ras \
     soc_pstate xgmi_plpd usage power clock temperature* pcie ecc ecc_blocks fan voltage* overdrive perf_level \
     mem_usage throttle xgmi_err energy link_type links hops weight link_metrics error code";
 
-/// … of rocm-smi's JSON, with `_` for a blank.
-const ROCM_SMI: &str = "device_name device_id device_rev subsystem_id guid gpu_id node_id gfx_version vbios_version \
+/// Fields and sections of rocm-smi's JSON whose values stay, with `_` for a space.
+const ROCM_SMI_FIELDS: &str = "device_name device_id device_rev subsystem_id guid gpu_id node_id gfx_version vbios_version \
     unique_id card_series card_model card_vendor card_sku pci_bus partition_id compute_partition memory_partition \
     temperature* gpu_use* gpu_memory* vram* vis_vram* gtt* average* current* max_graphics* performance_level fan* \
     voltage* energy* sclk* mclk* fclk* socclk* dcefclk* pcie* (topology)* driver_version";
 
-/// Leaves out and replaces in all files what is not wanted. Files that are no text are numbers of the kernel.
+/// Redacts all files. Files that are not text hold binary numbers of the kernel and stay unchanged.
 pub(super) fn redact<'a>(
     files: impl Iterator<Item = (&'a String, &'a mut Vec<u8>)>,
     host: Option<&str>,
-    wanted: RedactionOptions,
+    options: RedactionOptions,
 ) {
-    // A name as short or common as these cannot be told from other words.
-    let host = host.filter(|host| wanted.identities && host.len() >= 4 && *host != "localhost");
-    let mut ids = Ids::default();
+    // A shorter or common name could be another word.
+    let host = host.filter(|host| options.identities && host.len() >= 4 && *host != "localhost");
+    let mut replacements = DeviceIdReplacements::default();
     for (name, bytes) in files {
         let Ok(text) = std::str::from_utf8(bytes) else { continue };
-        let mut text = if wanted.identities { allowed(name, text) } else { text.to_owned() };
+        let mut text = if options.identities { keep_listed(name, text) } else { text.to_owned() };
         if let Some(host) = host {
             text = replace_words(
                 &text,
@@ -72,41 +72,41 @@ pub(super) fn redact<'a>(
                 |word| (word == host).then(|| "host".to_owned()),
             );
         }
-        if wanted.uuids {
-            text = ids.replaced(&text);
+        if options.uuids {
+            text = replacements.replace_in(&text);
         }
         *bytes = text.into_bytes();
     }
 }
 
-/// The part of a file that is on the lists.
-fn allowed(name: &str, text: &str) -> String {
+/// Keeps the listed parts of a file.
+fn keep_listed(name: &str, text: &str) -> String {
     let tool =
         ["nvidia-smi-q.xml", "nvidia-smi-L.txt", "amd-smi-", "rocm-smi-"].iter().find(|tool| name.starts_with(*tool));
     match tool {
         _ if name.ends_with(".error.txt") => text.to_owned(),
-        Some(&"nvidia-smi-q.xml") => known_xml(text),
-        Some(&"nvidia-smi-L.txt") => known_list(text),
-        Some(&"amd-smi-") => known_json(text, AMD_SMI),
-        Some(_) => known_json(text, ROCM_SMI),
-        // Behind the version of a kernel or module stand the user and the host that built it: `(ada@build)`.
+        Some(&"nvidia-smi-q.xml") => keep_listed_xml(text),
+        Some(&"nvidia-smi-L.txt") => keep_device_lines(text),
+        Some(&"amd-smi-") => keep_listed_json(text, AMD_SMI_FIELDS),
+        Some(_) => keep_listed_json(text, ROCM_SMI_FIELDS),
+        // The version of a kernel or module is followed by the user and host that built it: `(ada@build)`.
         None if ["proc/version", "proc/driver/nvidia/version"].contains(&name) => {
-            text.lines().flat_map(|line| [before(line, '('), "\n"]).collect()
+            text.lines().flat_map(|line| [text_before(line, '('), "\n"]).collect()
         }
         None => text.to_owned(),
     }
 }
 
-fn before(line: &str, end: char) -> &str {
+fn text_before(line: &str, end: char) -> &str {
     line.split(end).next().unwrap_or_default().trim_end()
 }
 
-/// The lines of `nvidia-smi -L` about devices, and its messages. Without a UUID, old versions print a serial number.
-fn known_list(text: &str) -> String {
+/// Keeps device lines and messages of `nvidia-smi -L`. Old versions print a serial number instead of a UUID.
+fn keep_device_lines(text: &str) -> String {
     let is_device = |line: &str| ["GPU ", "MIG "].iter().any(|start| line.trim_start().starts_with(start));
     let known = |line: &'_ str| match line.contains("(UUID:") || errors::looks_like(line) {
         true => Some(line.to_owned()),
-        false => is_device(line).then(|| before(line, '(').to_owned()),
+        false => is_device(line).then(|| text_before(line, '(').to_owned()),
     };
     text.lines().filter_map(known).flat_map(|line| [line, "\n".to_owned()]).collect()
 }
@@ -120,14 +120,14 @@ fn is_listed(list: &str, field: &str) -> bool {
     })
 }
 
-/// The document with the texts of known elements, and of all that is in known sections; messages before it stay. What
-/// is no document tells why there is none.
-fn known_xml(text: &str) -> String {
-    fn write(element: &Element, known: bool, to: &mut String) {
-        let known = known || is_listed(NVIDIA_SMI, &element.name);
+/// Keeps the texts of listed elements and of everything in listed sections, and messages before the document. A text
+/// without a document is a message and stays.
+fn keep_listed_xml(text: &str) -> String {
+    fn write(element: &XmlElement, known: bool, to: &mut String) {
+        let known = known || is_listed(NVIDIA_SMI_FIELDS, &element.name);
         let id = element.attribute("id").map(|id| format!(" id=\"{}\"", escaped(id))).unwrap_or_default();
         to.push_str(&format!("<{}{id}>", element.name));
-        // The text of a section without children says why it has none.
+        // A section without children explains its absence in its text.
         to.push_str(&if known { escaped(&element.text) } else { String::new() });
         element.children.iter().for_each(|child| write(child, known, to));
         to.push_str(&format!("</{}>\n", element.name));
@@ -138,13 +138,13 @@ fn known_xml(text: &str) -> String {
     let Some(start) = text.find("<?xml").or_else(|| text.find("<nvidia_smi_log")) else { return text.to_owned() };
     let messages = text[..start].lines().filter(|line| errors::looks_like(line));
     let mut kept: String = messages.flat_map(|line| [line, "\n"]).collect();
-    write(&xml::read_document(&text[start..]).root, false, &mut kept);
+    write(&xml::parse_document(&text[start..]).root, false, &mut kept);
     kept
 }
 
-/// The documents with the values of known keys, and of all that is in known sections. Where there is none, the tool
-/// tells why.
-fn known_json(text: &str, list: &str) -> String {
+/// Keeps the values of listed keys and of everything in listed sections. A text without a document is a message and
+/// stays.
+fn keep_listed_json(text: &str, list: &str) -> String {
     fn keep(value: Value, known: bool, list: &str) -> Option<Value> {
         match value {
             Value::Object(fields) => {
@@ -167,25 +167,25 @@ fn known_json(text: &str, list: &str) -> String {
     kept.flat_map(|document| [document.to_string(), "\n".to_owned()]).collect()
 }
 
-/// What rocm-smi says of a process without its name: `"PID77": "python3, 1, 4096, 0, 0"`.
+/// Returns rocm-smi's entry of a process without the process name: `"PID77": "python3, 1, 4096, 0, 0"`.
 fn process_numbers(key: &str, value: &Value) -> Option<Value> {
     let is_process = key.strip_prefix("PID").is_some_and(|pid| pid.parse::<u32>().is_ok());
     let (_, numbers) = value.as_str().filter(|_| is_process).map(amd_tools::name_and_numbers)?;
     Some(["process"].into_iter().chain(numbers).collect::<Vec<_>>().join(", ").into())
 }
 
-/// The ids of devices seen so far, each with its replacement.
+/// Replacements of the device ids found so far.
 #[derive(Default)]
-struct Ids {
+struct DeviceIdReplacements {
     uuids: BTreeMap<String, usize>,
     numbers: BTreeMap<u64, u64>,
 }
 
-impl Ids {
-    /// The text with every UUID replaced, and every number that is one of AMD's unique ids, in the notation it has.
-    fn replaced(&mut self, text: &str) -> String {
+impl DeviceIdReplacements {
+    /// Replaces every UUID, and every AMD unique id in its own notation.
+    fn replace_in(&mut self, text: &str) -> String {
         for id in text.lines().filter_map(|line| line.strip_prefix("unique_id ")?.trim().parse().ok()) {
-            self.fake(id);
+            self.replacement_of(id);
         }
         let text = replace_words(
             text,
@@ -203,24 +203,24 @@ impl Ids {
             |c| c.is_ascii_alphanumeric(),
             |word| {
                 if let Some(id) = word.parse().ok().filter(|id| self.numbers.contains_key(id)) {
-                    return Some(self.fake(id)?.to_string());
+                    return Some(self.replacement_of(id)?.to_string());
                 }
                 // Sizes in bytes and times in nanoseconds have fewer digits.
                 let digits = word.strip_prefix("0x").or((word.len() == 16).then_some(word))?;
-                let fake = self.fake(u64::from_str_radix(digits, 16).ok()?)?;
+                let fake = self.replacement_of(u64::from_str_radix(digits, 16).ok()?)?;
                 Some(format!("{}{fake:x}", &word[..word.len() - digits.len()]))
             },
         )
     }
 
-    /// The replacement of a number; small ones are no identities and stand everywhere.
-    fn fake(&mut self, id: u64) -> Option<u64> {
+    /// Returns the replacement of a number. Small numbers are common and are not ids.
+    fn replacement_of(&mut self, id: u64) -> Option<u64> {
         let next = 0xfa00_0000_0000_0001 + self.numbers.len() as u64;
         (id > u64::from(u32::MAX)).then(|| *self.numbers.entry(id).or_insert(next))
     }
 }
 
-/// A text with some of its words replaced; what stands between words stays.
+/// Replaces words of a text; everything between words stays.
 fn replace_words(
     text: &str,
     is_word: impl Fn(char) -> bool,
@@ -245,18 +245,18 @@ fn replace_words(
 mod tests {
     use super::*;
 
-    fn redacted(files: &[(&str, &str)], wanted: RedactionOptions) -> Vec<String> {
-        // Not sorted, so that the answer is in the order of the question.
+    fn redacted(files: &[(&str, &str)], options: RedactionOptions) -> Vec<String> {
+        // Unsorted, so that the outputs are in the order of the inputs.
         let mut entries: Vec<(String, Vec<u8>)> =
             files.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect();
-        redact(entries.iter_mut().map(|(name, bytes)| (&*name, bytes)), Some("node-seven"), wanted);
+        redact(entries.iter_mut().map(|(name, bytes)| (&*name, bytes)), Some("node-seven"), options);
         entries.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect()
     }
 
     const ALL: RedactionOptions = RedactionOptions { identities: true, uuids: true };
 
     #[test]
-    fn of_a_tools_answer_only_fields_on_the_list_are_kept() {
+    fn only_listed_fields_of_tool_output_are_kept() {
         let files = [
             (
                 "nvidia-smi-q.xml",
@@ -310,15 +310,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_tool_prints_in_place_of_an_answer_is_kept() {
-        let said = "Failed to initialize NVML: Driver/library version mismatch\n";
+    fn error_messages_of_tools_are_kept() {
+        let message = "Failed to initialize NVML: Driver/library version mismatch\n";
         let files =
-            [("nvidia-smi-q.xml", said), ("nvidia-smi-L.txt", said), ("amd-smi-list.json", "ERROR: no driver\n")];
+            [("nvidia-smi-q.xml", message), ("nvidia-smi-L.txt", message), ("amd-smi-list.json", "ERROR: no driver\n")];
         assert_eq!(redacted(&files, ALL), files.map(|(_, text)| text));
     }
 
     #[test]
-    fn uuids_are_kept_unless_asked_and_are_the_same_fake_in_every_file() {
+    fn uuids_are_kept_by_default_or_replaced_alike_in_every_file() {
         let list = "GPU 0: X (UUID: GPU-6ee2b5b2-1d5a-4a7e-9b3f-0123456789ab)\n";
         assert_eq!(redacted(&[("nvidia-smi-L.txt", list)], RedactionOptions::default()), [list]);
         let report = "GPU-6EE2B5B2-1d5a-4a7e-9b3f-0123456789ab, MIG-aaaaaaaa-1d5a-4a7e-9b3f-0123456789ab";
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amd_id_is_the_same_fake_in_every_notation() {
+    fn an_amd_id_has_one_replacement_in_every_notation() {
         let files = [
             ("amd-smi-static.json", r#"{"gpu": 0, "asic_serial": "0x3F7A8C0D11223344"}"#),
             ("rocm-smi-a.json", r#"{"card0": {"Unique ID": "0x3f7a8c0d11223344"}}"#),
@@ -350,7 +350,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_panic(start in ".{0,40}", key in "(<serial>|<gpu id=\"|unique_id |\"PID1\": \"|GPU 0: |0x)", end in "[ :\">0-9a-f\\-é|]{0,60}") {
+        fn redaction_never_panics(start in ".{0,40}", key in "(<serial>|<gpu id=\"|unique_id |\"PID1\": \"|GPU 0: |0x)", end in "[ :\">0-9a-f\\-é|]{0,60}") {
             let text = format!("{start}{key}{end}");
             for name in ["nvidia-smi-q.xml", "nvidia-smi-L.txt", "rocm-smi-a.json", "proc/version", "x/unique_id"] {
                 redacted(&[(name, &text), (name, &format!("<nvidia_smi_log>{text}"))], ALL);

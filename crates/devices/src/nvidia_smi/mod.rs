@@ -1,8 +1,8 @@
-//! What `nvidia-smi` prints, in each of its forms, and the tool as a source.
+//! Output of `nvidia-smi` in each of its formats, and the tool as a source.
 //!
-//! A form is read in two steps. The first (one file per form) turns the text into the tree that `nvidia-smi -q -x`
-//! prints; the second (`gpu`) turns that tree into devices, so that what a value means is written once for all forms.
-//! Forms that only list devices or the links between them make their devices themselves.
+//! A format is read in two steps. The first (one file per format) turns the text into the tree that `nvidia-smi -q -x`
+//! prints; the second (`gpu`) turns that tree into devices, so that values are interpreted in one place. Formats that
+//! only list devices or links create their devices themselves.
 
 pub(crate) mod csv;
 pub(crate) mod errors;
@@ -17,30 +17,30 @@ use crate::detected_device::DetectedDevice;
 use crate::reported::Reported;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
-use crate::tool::{Output, Tool};
+use crate::tool::{ToolOutput, VendorTool};
 
-/// How many GPUs are asked one by one where one of them keeps the tool from telling of the others.
-const ASKED_ONE_BY_ONE: u32 = 64;
+/// Maximum number of GPUs queried one by one after one GPU made the tool fail for all.
+const MAX_SINGLE_QUERIES: u32 = 64;
 
-/// NVIDIA's command line tool.
+/// Source that runs NVIDIA's command line tool.
 #[derive(Debug)]
 pub(crate) struct NvidiaSmi {
-    tool: Tool,
-    /// Fields to ask for without XML; looked up once.
+    tool: VendorTool,
+    /// Fields to query without XML; determined once.
     fields: Option<Vec<String>>,
-    /// What does not change while the devices stay the same.
-    lasting: Option<Lasting>,
-    /// The devices of the last answer, to say which one was lost.
+    /// Facts that stay while the devices stay.
+    cached: Option<CachedLayout>,
+    /// Devices of the last reading, to identify a lost one.
     known: Vec<DetectedDevice>,
 }
 
 #[derive(Debug)]
-struct Lasting {
-    /// The devices this was asked for.
-    of: Vec<DeviceIdentity>,
-    /// How they are joined.
+struct CachedLayout {
+    /// Devices that the facts belong to.
+    identities: Vec<DeviceIdentity>,
+    /// Links between the devices.
     matrix: SourceReading,
-    /// Their list, where some are instances: only there are the UUIDs of these.
+    /// List of devices, if there are MIG instances: only the list has their UUIDs.
     list: SourceReading,
 }
 
@@ -50,72 +50,72 @@ impl DeviceSource for NvidiaSmi {
     }
 
     fn read(&mut self) -> Result<SourceReading, SourceError> {
-        let mut snapshot = self.devices()?;
-        self.name_lost(&mut snapshot);
-        let of = snapshot.identities();
-        if self.lasting.as_ref().is_none_or(|lasting| lasting.of != of) {
-            self.lasting = Some(self.ask_lasting(&snapshot, of));
+        let mut reading = self.query_devices()?;
+        self.restore_lost_identities(&mut reading);
+        let identities = reading.identities();
+        if self.cached.as_ref().is_none_or(|cached| cached.identities != identities) {
+            self.cached = Some(self.query_layout(&reading, identities));
         }
-        if let Some(lasting) = &self.lasting {
-            list::merge_list(&mut snapshot, lasting.list.clone());
-            topo::join(&mut snapshot, &lasting.matrix);
+        if let Some(cached) = &self.cached {
+            list::merge_list(&mut reading, cached.list.clone());
+            topo::merge_topology(&mut reading, &cached.matrix);
         }
-        self.known.clone_from(&snapshot.devices);
-        Ok(snapshot)
+        self.known.clone_from(&reading.devices);
+        Ok(reading)
     }
 }
 
 impl NvidiaSmi {
-    /// A source that runs this tool.
-    pub(crate) fn new(tool: Tool) -> Self {
-        Self { tool, fields: None, lasting: None, known: Vec::new() }
+    /// Creates a source that runs `tool`.
+    pub(crate) fn new(tool: VendorTool) -> Self {
+        Self { tool, fields: None, cached: None, known: Vec::new() }
     }
 
     fn run(&mut self, arguments: &[&str]) -> Result<String, SourceError> {
-        self.tool.run(arguments).map(said)
+        self.tool.run(arguments).map(output_text)
     }
 
-    /// The devices and what they report, from one run of the tool where that works.
-    fn devices(&mut self) -> Result<SourceReading, SourceError> {
-        let answer = xml::parse(&self.run(&["-q", "-x"])?);
-        match answer {
-            Err(SourceError::Malformed { .. }) => self.devices_without_xml(),
-            Ok(snapshot) if is_silenced(&snapshot) => Ok(self.one_by_one(snapshot)),
-            answer => answer,
+    /// Queries all devices with one run of the tool where possible.
+    fn query_devices(&mut self) -> Result<SourceReading, SourceError> {
+        let result = xml::parse(&self.run(&["-q", "-x"])?);
+        match result {
+            Err(SourceError::Malformed { .. }) => self.query_table(),
+            Ok(reading) if lists_only_failed_gpus(&reading) => Ok(self.query_gpus_one_by_one(reading)),
+            result => result,
         }
     }
 
-    /// Asks for each GPU alone: one that does not answer can keep the tool from telling of any other.
-    fn one_by_one(&mut self, silenced: SourceReading) -> SourceReading {
-        let mut snapshot = SourceReading::default();
-        for number in 0..ASKED_ONE_BY_ONE {
+    /// Queries each GPU alone, because one failed GPU can make the tool fail for all.
+    fn query_gpus_one_by_one(&mut self, failed_gpus: SourceReading) -> SourceReading {
+        let mut reading = SourceReading::default();
+        for number in 0..MAX_SINGLE_QUERIES {
             let text = self.run(&["-q", "-x", "-i", &number.to_string()]);
             match text.and_then(|text| xml::parse(&text)) {
                 Ok(alone) if alone.devices.is_empty() => break,
                 Ok(alone) => {
-                    // What it warns of is that it shows one of many, which is also why it does not number it.
+                    // The tool warns that it shows one of many GPUs, and therefore the GPU is not numbered.
                     let mut alone = SourceReading { devices: alone.devices, ..SourceReading::default() };
                     let gpus = alone.devices.iter_mut().filter(|device| device.partition.is_none());
                     gpus.for_each(|device| device.index = Some(number));
-                    snapshot.merge(alone);
+                    reading.merge(alone);
                 }
                 Err(error) => {
-                    snapshot.warn(format!("GPU {number}: {error}"));
+                    reading.warn(format!("GPU {number}: {error}"));
                     break;
                 }
             }
         }
-        snapshot.merge(silenced);
-        snapshot
+        reading.merge(failed_gpus);
+        reading
     }
 
-    /// The devices by a table of fields, leaving out those the tool does not know.
-    fn devices_without_xml(&mut self) -> Result<SourceReading, SourceError> {
+    /// Queries the devices as a table, without the fields that the tool does not know.
+    fn query_table(&mut self) -> Result<SourceReading, SourceError> {
         let mut fields = match self.fields.take() {
             Some(fields) => fields,
-            None => self.known_fields()?,
+            None => self.query_known_fields()?,
         };
-        let mut snapshot = loop {
+        let mut reading = loop {
             let query = format!("--query-gpu={}", fields.join(","));
             match csv::parse(&self.run(&[&query, "--format=csv"])?) {
                 Err(error) => {
@@ -126,39 +126,39 @@ impl NvidiaSmi {
                         _ => return Err(error),
                     }
                 }
-                Ok(snapshot) => break snapshot,
+                Ok(reading) => break reading,
             }
         };
         self.fields = Some(fields);
-        self.add_processes(&mut snapshot)?;
-        Ok(snapshot)
+        self.add_processes(&mut reading)?;
+        Ok(reading)
     }
 
-    fn known_fields(&mut self) -> Result<Vec<String>, SourceError> {
+    fn query_known_fields(&mut self) -> Result<Vec<String>, SourceError> {
         let text = self.run(&["--help-query-gpu"])?;
-        let known = csv::help_fields(&text);
-        let wanted = csv::asked_fields().filter(|field| known.is_empty() || known.contains(field));
+        let known = csv::parse_help_fields(&text);
+        let wanted = csv::queried_fields().filter(|field| known.is_empty() || known.contains(field));
         Ok(wanted.map(str::to_owned).collect())
     }
 
-    fn add_processes(&mut self, snapshot: &mut SourceReading) -> Result<(), SourceError> {
+    fn add_processes(&mut self, reading: &mut SourceReading) -> Result<(), SourceError> {
         let query = "--query-compute-apps=gpu_uuid,gpu_bus_id,pid,process_name,used_memory";
         match csv::parse_apps(&self.run(&[query, "--format=csv"])?) {
             Ok(processes) => {
-                snapshot.merge(processes);
-                for device in snapshot.devices.iter_mut().filter(|device| device.processes.is_absent()) {
+                reading.merge(processes);
+                for device in reading.devices.iter_mut().filter(|device| device.processes.is_absent()) {
                     device.processes = Reported::Value(Vec::new());
                 }
             }
-            Err(error) => snapshot.warn(format!("processes: {error}")),
+            Err(error) => reading.warn(format!("processes: {error}")),
         }
         Ok(())
     }
 
-    /// A GPU that was lost is named by its place only; what it was is known from before.
-    fn name_lost(&self, snapshot: &mut SourceReading) {
-        let nameless = |device: &&mut DetectedDevice| device.uuid.is_none() && device.partition.is_none();
-        for device in snapshot.devices.iter_mut().filter(nameless) {
+    /// Completes a lost GPU, which is reported by its PCI address only, with its earlier identity.
+    fn restore_lost_identities(&self, reading: &mut SourceReading) {
+        let unidentified = |device: &&mut DetectedDevice| device.uuid.is_none() && device.partition.is_none();
+        for device in reading.devices.iter_mut().filter(unidentified) {
             let same =
                 |known: &&DetectedDevice| known.partition.is_none() && known.pci.is_some() && known.pci == device.pci;
             if let Some(known) = self.known.iter().find(same) {
@@ -167,36 +167,36 @@ impl NvidiaSmi {
         }
     }
 
-    fn ask_lasting(&mut self, snapshot: &SourceReading, of: Vec<DeviceIdentity>) -> Lasting {
-        let mut ask = |arguments: &[&str], parse: fn(&str) -> Result<SourceReading, SourceError>| {
+    fn query_layout(&mut self, reading: &SourceReading, identities: Vec<DeviceIdentity>) -> CachedLayout {
+        let mut query = |arguments: &[&str], parse: fn(&str) -> Result<SourceReading, SourceError>| {
             self.run(arguments).and_then(|text| parse(&text)).unwrap_or_else(|error| {
                 let mut failed = SourceReading::default();
                 failed.warn(format!("nvidia-smi {}: {error}", arguments.join(" ")));
                 failed
             })
         };
-        let has_instances = snapshot.devices.iter().any(|device| device.mig == Some(true));
-        Lasting {
-            of,
-            matrix: if snapshot.devices.is_empty() {
+        let has_mig_gpus = reading.devices.iter().any(|device| device.mig == Some(true));
+        CachedLayout {
+            identities,
+            matrix: if reading.devices.is_empty() {
                 SourceReading::default()
             } else {
-                ask(&["topo", "-m"], topo::parse)
+                query(&["topo", "-m"], topo::parse)
             },
-            list: if has_instances { ask(&["-L"], list::parse) } else { SourceReading::default() },
+            list: if has_mig_gpus { query(&["-L"], list::parse) } else { SourceReading::default() },
         }
     }
 }
 
-/// Whether an answer tells only of GPUs that do not answer.
-fn is_silenced(snapshot: &SourceReading) -> bool {
+/// Whether a reading has only GPUs that do not answer.
+fn lists_only_failed_gpus(reading: &SourceReading) -> bool {
     let is_bad =
         |device: &DetectedDevice| matches!(device.health, Some(DeviceHealth::Lost | DeviceHealth::Unhealthy(_)));
-    !snapshot.devices.is_empty() && snapshot.devices.iter().all(|device| device.name.is_none() && is_bad(device))
+    !reading.devices.is_empty() && reading.devices.iter().all(|device| device.name.is_none() && is_bad(device))
 }
 
-/// What the tool said: its output, and messages it wrote elsewhere.
-fn said(output: Output) -> String {
+/// Returns the output of the tool, with its messages from standard error.
+fn output_text(output: ToolOutput) -> String {
     if output.stdout.trim().is_empty() {
         return output.stderr;
     }
@@ -216,8 +216,8 @@ mod tests {
     const TWO: &str = include_str!("../../tests/fixtures/nvidia_smi/two_gpus.xml");
     const MATRIX: &str = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-7\t0\nGPU1\tNV4\t X \t0-7\t1\n";
 
-    /// A tool that answers each of these commands with a text, any other with an error, and keeps a log of them.
-    fn tool(folder: &Path, answers: &[(&str, &str)]) -> NvidiaSmi {
+    /// Installs a tool that replies to each of these commands with a text and to others with an error, and logs them.
+    fn scripted_tool(folder: &Path, answers: &[(&str, &str)]) -> NvidiaSmi {
         let mut script =
             String::from("#!/bin/sh\ncd \"$(dirname \"$0\")\" || exit 1\necho \"$*\" >> log\ncase \"$*\" in\n");
         for (number, (command, answer)) in answers.iter().enumerate() {
@@ -225,44 +225,44 @@ mod tests {
             script += &format!("'{command}') cat {number} ;;\n");
         }
         script += "*) echo \"ERROR: Option $1 is not recognized.\"; exit 2 ;;\nesac\n";
-        NvidiaSmi::new(Tool::new(tool::install_script(folder, &script), Duration::from_secs(60)))
+        NvidiaSmi::new(VendorTool::new(tool::install_script(folder, &script), Duration::from_secs(60)))
     }
 
-    fn asked(folder: &Path, command: &str) -> usize {
+    fn run_count(folder: &Path, command: &str) -> usize {
         fs::read_to_string(folder.join("log")).unwrap().lines().filter(|line| *line == command).count()
     }
 
     #[test]
-    fn one_run_tells_everything_and_the_links_are_asked_for_once() {
+    fn one_run_reads_all_devices_and_links_are_queried_once() {
         let folder = tempfile::tempdir().unwrap();
-        let mut source = tool(folder.path(), &[("-q -x", TWO), ("topo -m", MATRIX)]);
+        let mut source = scripted_tool(folder.path(), &[("-q -x", TWO), ("topo -m", MATRIX)]);
         let first = source.read().unwrap();
         assert_eq!(first.devices.len(), 2);
         assert_eq!((first.links.len(), first.devices[1].numa), (1, Some(1)));
         assert_eq!(first.warnings, Vec::<String>::new());
         assert_eq!(source.read().unwrap(), first);
-        assert_eq!((asked(folder.path(), "-q -x"), asked(folder.path(), "topo -m")), (2, 1));
+        assert_eq!((run_count(folder.path(), "-q -x"), run_count(folder.path(), "topo -m")), (2, 1));
     }
 
     #[test]
     fn without_a_matrix_there_is_a_warning_and_no_link() {
         let folder = tempfile::tempdir().unwrap();
-        let snapshot = tool(folder.path(), &[("-q -x", TWO)]).read().unwrap();
-        assert_eq!((snapshot.devices.len(), snapshot.links.len(), snapshot.warnings.len()), (2, 0, 1));
-        assert!(snapshot.warnings[0].contains("topo -m"));
+        let reading = scripted_tool(folder.path(), &[("-q -x", TWO)]).read().unwrap();
+        assert_eq!((reading.devices.len(), reading.links.len(), reading.warnings.len()), (2, 0, 1));
+        assert!(reading.warnings[0].contains("topo -m"));
     }
 
     #[test]
-    fn a_mismatch_of_versions_is_said_to_be_one() {
+    fn a_version_mismatch_is_reported_as_such() {
         let folder = tempfile::tempdir().unwrap();
         let text = "Failed to initialize NVML: Driver/library version mismatch";
-        let error = tool(folder.path(), &[("-q -x", text)]).read().unwrap_err();
+        let error = scripted_tool(folder.path(), &[("-q -x", text)]).read().unwrap_err();
         assert_eq!(error.code(), "driver_library_mismatch");
-        assert_eq!(asked(folder.path(), "--help-query-gpu"), 0);
+        assert_eq!(run_count(folder.path(), "--help-query-gpu"), 0);
     }
 
     #[test]
-    fn a_gpu_that_is_lost_keeps_its_name_and_loses_no_other() {
+    fn a_lost_gpu_keeps_its_identity_and_hides_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let lost = "Unable to determine the device handle for GPU 0001:E1:00.0: GPU is lost.  Reboot the system to \
                     recover this GPU";
@@ -270,21 +270,21 @@ mod tests {
         let second = gpus.rfind("<gpu ").unwrap();
         let first = format!("{head}{}</nvidia_smi_log>", &gpus[..second]);
         let mut source =
-            tool(folder.path(), &[("-q -x", &TWO.replace("00010000:E1", "00000001:E1")), ("topo -m", MATRIX)]);
+            scripted_tool(folder.path(), &[("-q -x", &TWO.replace("00010000:E1", "00000001:E1")), ("topo -m", MATRIX)]);
         source.read().unwrap();
         let nothing = "No devices were found";
         let dark = [("-q -x", lost), ("-q -x -i 0", &first), ("-q -x -i 1", lost), ("-q -x -i 2", nothing)];
-        source.tool = tool(folder.path(), &dark).tool;
-        let snapshot = source.read().unwrap();
-        let [well, lost] = &snapshot.devices[..] else { panic!("{snapshot:?}") };
+        source.tool = scripted_tool(folder.path(), &dark).tool;
+        let reading = source.read().unwrap();
+        let [well, lost] = &reading.devices[..] else { panic!("{reading:?}") };
         assert_eq!((well.index, well.health.clone()), (Some(0), Some(DeviceHealth::Healthy)));
         assert_eq!((lost.index, lost.health.clone()), (Some(1), Some(DeviceHealth::Lost)));
         assert_eq!(lost.uuid.as_deref(), Some("GPU-bbbbbbbb-0000-1111-2222-333333333333"));
-        assert_eq!(snapshot.links.len(), 1, "the devices are the same, so the matrix still holds");
+        assert_eq!(reading.links.len(), 1, "the devices are the same, so the matrix still holds");
     }
 
     #[test]
-    fn without_xml_a_table_of_the_known_fields_is_asked_for() {
+    fn without_xml_a_table_of_the_known_fields_is_queried() {
         let folder = tempfile::tempdir().unwrap();
         let help = "List of valid properties to query for the switch \"--query-gpu\":\n\n\"index\"\nx\n\n\"uuid\" or \
                     \"gpu_uuid\"\nx\n\n\"memory.used\"\nx\n\n\"power.draw\"\nx\n";
@@ -300,14 +300,14 @@ mod tests {
             ("--query-compute-apps=gpu_uuid,gpu_bus_id,pid,process_name,used_memory --format=csv", processes),
             ("topo -m", MATRIX),
         ];
-        let mut source = tool(folder.path(), &answers);
-        let snapshot = source.read().unwrap();
-        assert_eq!(snapshot.devices[0].memory.used, Reported::Value(Bytes(5 << 20)));
-        assert_eq!(snapshot.devices[0].processes, Reported::Value(Vec::new()));
-        assert_eq!(snapshot.devices[1].processes.value().unwrap()[0].pid, 7);
-        assert_eq!(snapshot.links.len(), 1);
-        assert_eq!(source.read().unwrap(), snapshot);
-        assert_eq!((asked(folder.path(), "--help-query-gpu"), asked(folder.path(), answers[1].0)), (1, 1));
+        let mut source = scripted_tool(folder.path(), &answers);
+        let reading = source.read().unwrap();
+        assert_eq!(reading.devices[0].memory.used, Reported::Value(Bytes(5 << 20)));
+        assert_eq!(reading.devices[0].processes, Reported::Value(Vec::new()));
+        assert_eq!(reading.devices[1].processes.value().unwrap()[0].pid, 7);
+        assert_eq!(reading.links.len(), 1);
+        assert_eq!(source.read().unwrap(), reading);
+        assert_eq!((run_count(folder.path(), "--help-query-gpu"), run_count(folder.path(), answers[1].0)), (1, 1));
     }
 
     #[test]
@@ -318,10 +318,10 @@ mod tests {
                    <gpu_instance_id>7</gpu_instance_id></mig_device></mig_devices></gpu></nvidia_smi_log>";
         let list =
             "GPU 0: A100 (UUID: GPU-a)\n  MIG 1g.5gb Device 0: (UUID: MIG-b)\n  MIG 1g.5gb Device 1: (UUID: MIG-c)\n";
-        let mut source = tool(folder.path(), &[("-q -x", log), ("-L", list), ("topo -m", MATRIX)]);
-        let snapshot = source.read().unwrap();
-        let uuids: Vec<_> = snapshot.devices.iter().map(|device| device.uuid.as_deref()).collect();
+        let mut source = scripted_tool(folder.path(), &[("-q -x", log), ("-L", list), ("topo -m", MATRIX)]);
+        let reading = source.read().unwrap();
+        let uuids: Vec<_> = reading.devices.iter().map(|device| device.uuid.as_deref()).collect();
         assert_eq!(uuids, [Some("GPU-a"), Some("MIG-b"), Some("MIG-c")]);
-        assert!(snapshot.devices.iter().all(|device| device.pci == snapshot.devices[0].pci && device.numa == Some(0)));
+        assert!(reading.devices.iter().all(|device| device.pci == reading.devices[0].pci && device.numa == Some(0)));
     }
 }

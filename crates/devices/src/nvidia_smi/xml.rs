@@ -8,7 +8,7 @@ use crate::nvidia_smi::{errors, gpu};
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
-/// What people call this form.
+/// Name of this format in messages.
 pub(super) const NAME: &str = "nvidia-smi -q -x";
 
 const ROOT: &str = "nvidia_smi_log";
@@ -18,31 +18,31 @@ pub(crate) fn looks_like(text: &str) -> bool {
     text.contains("<nvidia_smi_log")
 }
 
-/// The devices of a document; one that is cut off keeps what came before the cut.
+/// Returns the devices of a document; a truncated document keeps everything before the cut.
 pub(crate) fn parse(text: &str) -> Result<SourceReading, SourceError> {
-    errors::around(text, |text| {
-        // Warnings of the tool may come before the document.
+    errors::parse_with_messages(text, |text| {
+        // Warnings of the tool may precede the document.
         let start = text.find("<?xml").or_else(|| text.find("<nvidia_smi_log")).unwrap_or(0);
         let text = text.get(start..).unwrap_or_default();
-        let mut document = read_document(text);
+        let mut document = parse_document(text);
         if document.root.name != ROOT {
             let found = if document.root.name.is_empty() { "no XML" } else { &document.root.name };
-            return Err(SourceError::malformed(NAME, format!("it should hold <{ROOT}> and holds {found}")));
+            return Err(SourceError::malformed(NAME, format!("expected <{ROOT}>, found {found}")));
         }
-        if document.broken.is_some() && is_cut_inside_a_text(text) {
+        if document.parse_error.is_some() && ends_inside_text(text) {
             last_leaf(&mut document.root).text.clear();
         }
-        Ok(gpu::snapshot(&document.root, document.broken.as_deref()))
+        Ok(gpu::reading_from_tree(&document.root, document.parse_error.as_deref()))
     })
 }
 
-/// Whether the last text may be a part of what it should be: `8192` of `81920 MiB`.
-fn is_cut_inside_a_text(text: &str) -> bool {
+/// Whether the last text may be truncated: `8192` of `81920 MiB`.
+fn ends_inside_text(text: &str) -> bool {
     let end = text.rfind(['<', '>']).and_then(|at| text.get(at..)).unwrap_or_default();
     end.strip_prefix('>').is_some_and(|rest| !rest.trim().is_empty())
 }
 
-fn last_leaf(root: &mut Element) -> &mut Element {
+fn last_leaf(root: &mut XmlElement) -> &mut XmlElement {
     let mut element = root;
     while !element.children.is_empty() {
         let last = element.children.len() - 1;
@@ -51,43 +51,40 @@ fn last_leaf(root: &mut Element) -> &mut Element {
     element
 }
 
-// XML as a small tree, read as far as it goes: a document that is cut off keeps what came before the cut.
+// XML as a small tree; a truncated document keeps everything before the cut.
 
-/// One element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Element {
-    /// Its tag.
+pub(crate) struct XmlElement {
+    /// Tag of the element.
     pub name: String,
-    /// Its attributes, in order.
     pub attributes: Vec<(String, String)>,
-    /// The text directly in it, trimmed.
+    /// Own text, trimmed.
     pub text: String,
-    /// The elements directly in it, in order.
-    pub children: Vec<Element>,
+    pub children: Vec<XmlElement>,
 }
 
-impl Element {
-    /// The first child with this tag.
+impl XmlElement {
+    /// Returns the first child with this tag.
     pub(crate) fn child(&self, name: &str) -> Option<&Self> {
         self.children.iter().find(|child| child.name == name)
     }
 
-    /// All children with this tag.
+    /// Returns all children with this tag.
     pub(crate) fn children<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Self> {
         self.children.iter().filter(move |child| child.name == name)
     }
 
-    /// The text of the first child with this tag, where it has any.
+    /// Returns the text of the first child with this tag, if not empty.
     pub(crate) fn text_of(&self, name: &str) -> Option<&str> {
         self.child(name).map(|child| child.text.as_str()).filter(|text| !text.is_empty())
     }
 
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
         self.attributes.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// This element and everything in it, depth first.
+    /// Iterates over this element and its descendants, depth first.
     pub(crate) fn walk(&self) -> impl Iterator<Item = &Self> {
         let mut open = vec![self];
         std::iter::from_fn(move || {
@@ -98,34 +95,34 @@ impl Element {
     }
 }
 
-/// A document, with its first root element.
+/// An XML document with its first root element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Document {
-    /// The root; an empty element where there is none.
-    pub root: Element,
-    /// Why the document could not be read to its end, where it could not.
-    pub broken: Option<String>,
+pub(crate) struct XmlDocument {
+    /// Root element; empty if there is none.
+    pub root: XmlElement,
+    /// Reason why the document could not be read to its end.
+    pub parse_error: Option<String>,
 }
 
-/// Reads as much of a document as can be read.
-pub(crate) fn read_document(text: &str) -> Document {
+/// Parses as much of a document as possible.
+pub(crate) fn parse_document(text: &str) -> XmlDocument {
     let mut reader = Reader::from_str(text);
     reader.config_mut().check_end_names = false;
-    let mut document = Document::default();
-    // The elements open at the moment, the root's holder first; closing one hangs it into the one before.
-    let mut open = vec![Element::default()];
+    let mut document = XmlDocument::default();
+    // Open elements, with the parent of the root first; closing an element adds it to its parent.
+    let mut open = vec![XmlElement::default()];
     loop {
         let at = reader.buffer_position();
         match reader.read_event() {
-            Ok(Event::Start(start)) if open.len() <= limits::XML_DEPTH => open.push(element(&start)),
+            Ok(Event::Start(start)) if open.len() <= limits::XML_DEPTH => open.push(parse_element(&start)),
             Ok(Event::Start(_)) => {
-                document.broken = Some(format!("more than {} elements inside each other", limits::XML_DEPTH));
+                document.parse_error = Some(format!("more than {} nested elements", limits::XML_DEPTH));
                 break;
             }
-            Ok(Event::Empty(start)) => close(&mut open, element(&start)),
+            Ok(Event::Empty(start)) => close_element(&mut open, parse_element(&start)),
             Ok(Event::End(_)) if open.len() > 1 => {
-                let done = open.pop().unwrap_or_default();
-                close(&mut open, done);
+                let element = open.pop().unwrap_or_default();
+                close_element(&mut open, element);
             }
             Ok(Event::End(_)) => {}
             Ok(Event::Text(text)) => add_text(&mut open, &text.decode().unwrap_or_default()),
@@ -137,44 +134,44 @@ pub(crate) fn read_document(text: &str) -> Document {
             Ok(Event::Eof) => break,
             Ok(Event::Comment(_) | Event::Decl(_) | Event::DocType(_) | Event::PI(_)) => {}
             Err(error) => {
-                document.broken = Some(format!("byte {at}: {error}"));
+                document.parse_error = Some(format!("byte {at}: {error}"));
                 break;
             }
         }
     }
-    if open.len() > 1 && document.broken.is_none() {
-        document.broken = Some(format!("cut off inside <{}>", open.last().map_or("", |last| &last.name)));
+    if open.len() > 1 && document.parse_error.is_none() {
+        document.parse_error = Some(format!("truncated inside <{}>", open.last().map_or("", |last| &last.name)));
     }
     while open.len() > 1 {
-        let done = open.pop().unwrap_or_default();
-        close(&mut open, done);
+        let element = open.pop().unwrap_or_default();
+        close_element(&mut open, element);
     }
     document.root = open.pop().and_then(|holder| holder.children.into_iter().next()).unwrap_or_default();
     document
 }
 
-fn element(start: &BytesStart<'_>) -> Element {
+fn parse_element(start: &BytesStart<'_>) -> XmlElement {
     let attribute = |found: quick_xml::events::attributes::Attribute<'_>| {
         let key = String::from_utf8_lossy(found.key.as_ref()).into_owned();
         let raw = String::from_utf8_lossy(&found.value);
         let value = quick_xml::escape::unescape(&raw).map_or_else(|_| raw.to_string(), |plain| plain.into_owned());
         (key, value)
     };
-    Element {
+    XmlElement {
         name: String::from_utf8_lossy(start.name().as_ref()).into_owned(),
         attributes: start.attributes().with_checks(false).filter_map(Result::ok).map(attribute).collect(),
-        ..Element::default()
+        ..XmlElement::default()
     }
 }
 
-fn close(open: &mut [Element], mut done: Element) {
-    done.text = done.text.trim().to_owned();
+fn close_element(open: &mut [XmlElement], mut element: XmlElement) {
+    element.text = element.text.trim().to_owned();
     if let Some(parent) = open.last_mut() {
-        parent.children.push(done);
+        parent.children.push(element);
     }
 }
 
-fn add_text(open: &mut [Element], text: &str) {
+fn add_text(open: &mut [XmlElement], text: &str) {
     if let Some(element) = open.last_mut() {
         element.text.push_str(text);
     }
@@ -229,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_power_of_any_version_is_found() {
+    fn power_is_found_in_the_output_of_any_version() {
         let power = |inside: &str| {
             let device = gpu(inside).devices.remove(0);
             (device.power.value().copied(), device.power_limit.value().copied())
@@ -244,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_cut_is_followed_by_its_instances() {
+    fn a_gpu_in_mig_mode_is_followed_by_its_instances() {
         let snapshot = gpu("<product_name>NVIDIA A100</product_name><uuid>GPU-a</uuid>\
             <mig_mode><current_mig>Enabled</current_mig></mig_mode>\
             <mig_devices><mig_device><index>0</index><gpu_instance_id>3</gpu_instance_id>\
@@ -268,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_reset_or_cannot_be_mended_is_unhealthy() {
+    fn a_gpu_that_needs_a_reset_or_replacement_is_unhealthy() {
         let reason = |inside: &str| match health(inside) {
             Some(DeviceHealth::Unhealthy(reason)) => reason.to_string(),
             other => panic!("{other:?}"),
@@ -291,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_device_does_not_have_is_unified() {
+    fn unsupported_memory_of_a_gpu_is_unified() {
         for words in ["N/A", "Not Supported"] {
             let snapshot =
                 gpu(&format!("<fb_memory_usage><total>{words}</total><used>{words}</used></fb_memory_usage>"));
@@ -305,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_used_means_follows_the_driver() {
+    fn the_scope_of_used_memory_follows_the_driver_version() {
         let means = |driver: &str| {
             let text = format!(
                 "<nvidia_smi_log><driver_version>{driver}</driver_version><gpu id=\"\"><fb_memory_usage>\
@@ -319,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_is_cut_off_keeps_what_came_before_and_no_part_of_a_value() {
+    fn a_truncated_document_keeps_complete_values_only() {
         let cut = WHOLE.find("24564 MiB").unwrap() + 2;
         let snapshot = parse(&WHOLE[..cut]).unwrap();
         assert_eq!(snapshot.devices.len(), 2);
@@ -330,19 +327,19 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_around_a_document_does_not_matter() {
+    fn text_around_a_document_is_ignored() {
         assert_eq!(parse(&format!("warning: old\n{WHOLE}\nConnection closed.")), parse(WHOLE));
     }
 
     #[test]
-    fn a_device_that_is_listed_twice_is_one() {
+    fn a_device_listed_twice_is_reported_once() {
         let gpu = "<gpu id=\"00000000:01:00.0\"><uuid>GPU-a</uuid></gpu>";
         let snapshot = parse(&format!("<nvidia_smi_log>{gpu}{gpu}</nvidia_smi_log>")).unwrap();
         assert_eq!((snapshot.devices.len(), snapshot.warnings.len()), (1, 1));
     }
 
     #[test]
-    fn fewer_devices_than_attached_are_warned_of_and_not_numbered() {
+    fn fewer_devices_than_attached_are_a_warning_and_have_no_index() {
         let text = "<nvidia_smi_log><attached_gpus>2</attached_gpus><gpu id=\"\"><product_brand>Tesla</product_brand>\
                     </gpu></nvidia_smi_log>";
         let snapshot = parse(text).unwrap();
@@ -352,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn another_document_is_refused() {
+    fn a_document_of_another_type_is_refused() {
         let refused = parse("<topology><cpu/></topology>").unwrap_err();
         assert_eq!(refused.code(), "malformed");
         assert!(refused.to_string().contains("topology"));
@@ -360,19 +357,20 @@ mod tests {
 
     #[test]
     fn a_document_becomes_a_tree() {
-        let document =
-            read_document(r#"<?xml version="1.0"?><!DOCTYPE log SYSTEM "x.dtd"><log a="1"><x>5 &amp; 6</x><y/></log>"#);
-        assert_eq!(document.broken, None);
+        let document = parse_document(
+            r#"<?xml version="1.0"?><!DOCTYPE log SYSTEM "x.dtd"><log a="1"><x>5 &amp; 6</x><y/></log>"#,
+        );
+        assert_eq!(document.parse_error, None);
         assert_eq!(document.root.attribute("a"), Some("1"));
         assert_eq!(document.root.text_of("x"), Some("5 & 6"));
         assert_eq!(document.root.walk().count(), 3);
     }
 
     #[test]
-    fn a_document_that_is_cut_off_keeps_what_came_before() {
-        let document = read_document("<log><gpu><name>A</name></gpu><gpu><name>B");
+    fn a_truncated_document_keeps_the_elements_before_the_cut() {
+        let document = parse_document("<log><gpu><name>A</name></gpu><gpu><name>B");
         assert_eq!(document.root.children("gpu").count(), 2);
-        assert!(document.broken.is_some());
-        assert_eq!(read_document("no xml at all").root, Element::default());
+        assert!(document.parse_error.is_some());
+        assert_eq!(parse_document("no xml at all").root, XmlElement::default());
     }
 }

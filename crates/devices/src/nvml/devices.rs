@@ -1,4 +1,4 @@
-//! What a device is: asked once and kept with its handle.
+//! Facts of a device, read once and kept with its handle, and its current values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,70 +15,72 @@ use crate::address::parse_pci_address;
 use crate::detected_device::{
     DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,
 };
-use crate::nvml::library::{Against, Answer, Code, Handle, Library, MemoryInfo, Slices, list};
+use crate::nvml::library::{
+    DeviceHandle, ErrorScope, MigSlices, NvmlCode, NvmlLibrary, NvmlMemory, NvmlResult, list_processes,
+};
 use crate::reported::Reported;
 use crate::{kernel_file, limits};
 
-/// A device that could be opened.
-pub(super) struct Opened {
-    pub handle: Handle,
-    /// What it is; readings are added to a copy.
+pub(super) struct OpenedDevice {
+    pub handle: DeviceHandle,
+    /// Facts of the device; values are added to a copy.
     pub facts: DetectedDevice,
-    pub instances: Vec<Instance>,
-    pub repair: Repair,
+    pub instances: Vec<MigInstance>,
+    pub repair: MemoryRepair,
     pub has_power_limit: bool,
-    /// Set where it failed to say who it is or how it is cut, though it can.
-    pub is_unsure: bool,
+    /// Whether reading its identity or MIG mode failed temporarily.
+    pub is_incomplete: bool,
 }
 
-/// A MIG instance of a device.
-pub(super) struct Instance {
-    pub handle: Handle,
+/// A MIG instance of an open device.
+pub(super) struct MigInstance {
+    pub handle: DeviceHandle,
     pub facts: DetectedDevice,
 }
 
-/// How a device deals with bad memory.
+/// The way in which a device retires bad memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Repair {
-    /// It puts spare rows in their place.
+pub(super) enum MemoryRepair {
+    /// Spare rows replace bad rows.
     Rows,
-    /// It puts pages out of use.
+    /// Bad pages are no longer used.
     Pages,
-    /// It says nothing of it.
-    Untold,
+    /// Not reported.
+    Unknown,
 }
 
-impl Opened {
-    /// Opens the device with this number.
+impl OpenedDevice {
+    /// Opens the device with this index.
     ///
-    /// A fact it does not tell stays unknown.
-    pub(super) fn open(library: &Library, index: u32, driver: Option<&Arc<str>>, sys: &Path) -> Answer<Self> {
+    /// Facts that the device does not report stay unknown.
+    pub(super) fn open(library: &NvmlLibrary, index: u32, driver: Option<&Arc<str>>, sys: &Path) -> NvmlResult<Self> {
         let handle = library.device(index)?;
         let mut facts = DetectedDevice::new(Vendor::Nvidia);
         facts.index = Some(index);
         facts.driver = driver.cloned();
         let (uuid, pci, mig) = (library.uuid(handle), library.pci(handle), library.mig_mode(handle));
-        let is_unsure = [uuid.as_ref().err(), pci.as_ref().err(), mig.as_ref().err()].into_iter().flatten().any(passes);
-        facts.uuid = fact(uuid)?.map(Into::into);
-        facts.name = fact(library.name(handle))?.map(Into::into);
-        facts.pci = fact(pci)?.and_then(|text| parse_pci_address(&text));
-        facts.minor = fact(library.minor(handle))?;
-        facts.numa = facts.pci.and_then(|pci| numa(sys, pci));
-        facts.mig = fact(mig)?;
+        let errors = [uuid.as_ref().err(), pci.as_ref().err(), mig.as_ref().err()];
+        let is_incomplete = errors.into_iter().flatten().any(is_transient);
+        facts.uuid = optional(uuid)?.map(Into::into);
+        facts.name = optional(library.name(handle))?.map(Into::into);
+        facts.pci = optional(pci)?.and_then(|text| parse_pci_address(&text));
+        facts.minor = optional(library.minor(handle))?;
+        facts.numa = facts.pci.and_then(|pci| numa_node(sys, pci));
+        facts.mig = optional(mig)?;
         let repair = match (library.remapped_rows(handle), library.retired_pages_pending(handle)) {
-            (Err(code), Err(_)) if is_unsupported(code) => Repair::Untold,
-            (Err(code), Ok(_)) if is_unsupported(code) => Repair::Pages,
-            _ => Repair::Rows,
+            (Err(code), Err(_)) if is_unsupported(code) => MemoryRepair::Unknown,
+            (Err(code), Ok(_)) if is_unsupported(code) => MemoryRepair::Pages,
+            _ => MemoryRepair::Rows,
         };
         let has_power_limit = library.power_limit(handle).err().is_none_or(|code| !is_unsupported(code));
-        let instances = if facts.mig == Some(true) { instances(library, handle, &facts)? } else { Vec::new() };
-        Ok(Self { handle, facts, instances, repair, has_power_limit, is_unsure })
+        let instances = if facts.mig == Some(true) { open_instances(library, handle, &facts)? } else { Vec::new() };
+        Ok(Self { handle, facts, instances, repair, has_power_limit, is_incomplete })
     }
 
-    /// Whether MIG was switched, or instances were made or taken away, since the device was opened.
-    pub(super) fn is_cut_differently(&self, library: &Library) -> Answer<bool> {
+    /// Whether MIG or its instances changed since the device was opened.
+    pub(super) fn has_mig_changed(&self, library: &NvmlLibrary) -> NvmlResult<bool> {
         let Some(on) = self.facts.mig else { return Ok(false) };
-        match fact(library.mig_mode(self.handle))? {
+        match optional(library.mig_mode(self.handle))? {
             Some(now) if now == on => {}
             Some(_) => return Ok(true),
             None => return Ok(false),
@@ -87,9 +89,9 @@ impl Opened {
             return Ok(false);
         }
         let mut known = self.instances.iter();
-        for (slot, handle) in slots(library, self.handle)? {
-            let uuid = fact(library.uuid(handle))?;
-            let same = |instance: &Instance| {
+        for (slot, handle) in occupied_slots(library, self.handle)? {
+            let uuid = optional(library.uuid(handle))?;
+            let same = |instance: &MigInstance| {
                 instance.handle == handle
                     && instance.facts.index == Some(slot)
                     && instance.facts.uuid.as_deref() == uuid.as_deref()
@@ -102,118 +104,146 @@ impl Opened {
     }
 }
 
-fn instances(library: &Library, parent: Handle, of: &DetectedDevice) -> Answer<Vec<Instance>> {
-    let parent_total = fact(library.memory(parent))?.map(|memory| memory.total);
+fn open_instances(library: &NvmlLibrary, parent: DeviceHandle, of: &DetectedDevice) -> NvmlResult<Vec<MigInstance>> {
+    let parent_total = optional(library.memory(parent))?.map(|memory| memory.total);
     let open = |(slot, handle)| {
         let mut facts = of.clone();
         facts.index = Some(slot);
-        facts.uuid = fact(library.uuid(handle))?.map(Into::into);
-        let name = fact(library.name(handle))?;
+        facts.uuid = optional(library.uuid(handle))?.map(Into::into);
+        let name = optional(library.name(handle))?;
         let named = name.as_deref().and_then(|name| name.rsplit_once(" MIG ")).map(|(_, profile)| profile.trim());
         let sized = match (named, parent_total) {
-            (None, Some(total)) => fact(library.slices(handle))?.and_then(|slices| profile(slices, total)),
+            (None, Some(total)) => optional(library.slices(handle))?.and_then(|slices| profile_name(slices, total)),
             _ => None,
         };
         facts.partition = Some(DevicePartition::Mig {
             parent_uuid: of.uuid.clone(),
-            gpu_instance: fact(library.gpu_instance(handle))?,
-            compute_instance: fact(library.compute_instance(handle))?,
+            gpu_instance: optional(library.gpu_instance(handle))?,
+            compute_instance: optional(library.compute_instance(handle))?,
             profile: named.map(Arc::from).or(sized),
         });
-        Ok(Instance { handle, facts })
+        Ok(MigInstance { handle, facts })
     };
-    slots(library, parent)?.into_iter().map(open).collect()
+    occupied_slots(library, parent)?.into_iter().map(open).collect()
 }
 
-/// The slots with an instance in them. There may be fewer than the most there can be, with holes between.
-fn slots(library: &Library, parent: Handle) -> Answer<Vec<(u32, Handle)>> {
-    let most = fact(library.mig_slots(parent))?.unwrap_or(0);
+/// Returns the slots with an instance. They may have gaps.
+fn occupied_slots(library: &NvmlLibrary, parent: DeviceHandle) -> NvmlResult<Vec<(u32, DeviceHandle)>> {
+    let most = optional(library.mig_slots(parent))?.unwrap_or(0);
     let mut slots = Vec::new();
     for slot in 0..most.min(64) {
-        if let Some(handle) = fact(library.mig_instance(parent, slot))? {
+        if let Some(handle) = optional(library.mig_instance(parent, slot))? {
             slots.push((slot, handle));
         }
     }
     Ok(slots)
 }
 
-/// The name of a cut, as the driver makes it: slices, and the part of the GPU's memory in eighths.
-fn profile(slices: Slices, parent_total: u64) -> Option<Arc<str>> {
+/// Builds the profile name as the driver does: slices, and the GPU's memory share rounded to eighths.
+fn profile_name(slices: MigSlices, parent_total: u64) -> Option<Arc<str>> {
     let total_gb = u128::from(parent_total).div_ceil(1 << 30);
     let eighths = (u128::from(slices.memory_mib) << 20).checked_mul(8)?.div_ceil(u128::from(parent_total).max(1));
     let gb = (eighths * total_gb + 4) / 8;
-    let Slices { gpu, compute, .. } = slices;
+    let MigSlices { gpu, compute, .. } = slices;
     let shared = if compute == gpu { String::new() } else { format!("{compute}c.") };
     (gpu > 0 && gb > 0).then(|| format!("{shared}{gpu}g.{gb}gb").into())
 }
 
-/// A fact that may be untold; only that the device is gone or the driver bad goes on, so that a device that needs a
-/// reset is known by what it still tells.
-fn fact<T>(answer: Answer<T>) -> Answer<Option<T>> {
-    match answer {
+/// Makes a fact optional. Only a lost device or a driver error is passed on, so that a device that needs a reset is
+/// still known by its other facts.
+fn optional<T>(result: NvmlResult<T>) -> NvmlResult<Option<T>> {
+    match result {
         Ok(value) => Ok(Some(value)),
-        Err(code) if code.against() <= Against::Device => Ok(None),
+        Err(code) if code.scope() <= ErrorScope::Device => Ok(None),
         Err(code) => Err(code),
     }
 }
 
-/// Whether a fact may be told another time.
-fn passes(code: &Code) -> bool {
-    !is_unsupported(*code) && *code != Code::NO_PERMISSION
+/// Whether a fact may be available later.
+fn is_transient(code: &NvmlCode) -> bool {
+    !is_unsupported(*code) && *code != NvmlCode::NO_PERMISSION
 }
 
-fn is_unsupported(code: Code) -> bool {
-    matches!(code.told::<()>(), Reported::Unsupported(_))
+fn is_unsupported(code: NvmlCode) -> bool {
+    matches!(code.to_reported::<()>(), Reported::Unsupported(_))
 }
 
-/// The NUMA node the kernel puts a PCI device on; it says -1 for none.
-fn numa(sys: &Path, pci: PciAddress) -> Option<u32> {
-    kernel_file::number(&sys.join(format!("bus/pci/devices/{pci}/numa_node"))).value().copied()
+/// Returns the kernel's NUMA node of a PCI device; the kernel writes -1 for none.
+fn numa_node(sys: &Path, pci: PciAddress) -> Option<u32> {
+    kernel_file::read_number(&sys.join(format!("bus/pci/devices/{pci}/numa_node"))).value().copied()
 }
 
-// What a device reports now.
+// Current values of a device.
 
-/// Reads a device and then its instances, with what the answers speak against at worst; an error only where the driver
-/// as a whole is bad.
-pub(super) fn read(library: &Library, device: &Opened, room: &mut Room) -> Answer<(Vec<DetectedDevice>, Against)> {
-    let mut asked = Asked::default();
-    let mut found = Vec::with_capacity(1 + device.instances.len());
-    let mut whole = device.facts.clone();
-    whole.power_limit = if device.has_power_limit {
-        asked.about(library.power_limit(device.handle)).map(watts)
-    } else {
-        Reported::Unsupported(Code::NOT_SUPPORTED.words().into())
-    };
-    fill(&mut whole, library, device.handle, room, &mut asked);
-    let no_own_memory = Code::NOT_SUPPORTED.words();
-    whole.memory.unified = matches!(&whole.memory.total, Reported::Unsupported(words) if words == no_own_memory);
-    found.push(whole);
-    for instance in &device.instances {
-        let mut part = instance.facts.clone();
-        fill(&mut part, library, instance.handle, room, &mut asked);
-        found.push(part);
-    }
-    let against = asked.worst.map_or(Against::Field, Code::against);
-    let health = match (against, asked.worst) {
-        (Against::Driver, Some(code)) => return Err(code),
-        (Against::Presence, Some(code)) => {
-            let lost = |facts: DetectedDevice| unreadable(facts, code, Some(DeviceHealth::Lost));
-            return Ok((found.into_iter().map(lost).collect(), against));
+/// Reads one device and its instances.
+pub(super) struct DeviceReader<'a> {
+    pub library: &'a NvmlLibrary,
+    pub buffer: &'a mut ProcessBuffer,
+    /// Worst error so far.
+    pub worst: Option<NvmlCode>,
+}
+
+impl DeviceReader<'_> {
+    /// Reads the values, and returns the worst error scope. Fails only where the driver as a whole fails.
+    pub(super) fn read(mut self, device: &OpenedDevice) -> NvmlResult<(Vec<DetectedDevice>, ErrorScope)> {
+        let mut found = Vec::with_capacity(1 + device.instances.len());
+        let mut whole = device.facts.clone();
+        whole.power_limit = if device.has_power_limit {
+            self.field(self.library.power_limit(device.handle)).map(from_milliwatts)
+        } else {
+            Reported::Unsupported(NvmlCode::NOT_SUPPORTED.description().into())
+        };
+        self.fill_values(&mut whole, device.handle);
+        let no_own_memory = NvmlCode::NOT_SUPPORTED.description();
+        whole.memory.unified = matches!(&whole.memory.total, Reported::Unsupported(why) if why == no_own_memory);
+        found.push(whole);
+        for instance in &device.instances {
+            let mut part = instance.facts.clone();
+            self.fill_values(&mut part, instance.handle);
+            found.push(part);
         }
-        (Against::Device, Some(code)) => DeviceHealth::Unhealthy(code.words().into()),
-        _ => repaired(library, device),
-    };
-    // What is wrong with a GPU is wrong with every part of it.
-    for part in &mut found {
-        part.health = Some(health.clone());
+        let scope = self.worst.map_or(ErrorScope::Field, NvmlCode::scope);
+        let health = match (scope, self.worst) {
+            (ErrorScope::Driver, Some(code)) => return Err(code),
+            (ErrorScope::Presence, Some(code)) => {
+                let lost = |facts: DetectedDevice| unreadable_device(facts, code, Some(DeviceHealth::Lost));
+                return Ok((found.into_iter().map(lost).collect(), scope));
+            }
+            (ErrorScope::Device, Some(code)) => DeviceHealth::Unhealthy(code.description().into()),
+            _ => memory_health(self.library, device),
+        };
+        // The health of a GPU applies to all of its instances.
+        for part in &mut found {
+            part.health = Some(health.clone());
+        }
+        Ok((found, scope))
     }
-    Ok((found, against))
+
+    fn fill_values(&mut self, found: &mut DetectedDevice, device: DeviceHandle) {
+        let library = self.library;
+        found.memory = memory_reading(self.field(library.memory(device)));
+        found.utilization =
+            checked(self.field(library.utilization(device)), "%", |percent| Percent::from_number(f64::from(percent)));
+        found.temperature_c =
+            checked(self.field(library.temperature(device)), "°C", |celsius| celsius.try_into().ok());
+        found.power = self.field(library.power(device)).map(from_milliwatts);
+        let processes = self.buffer.running_processes(library, device);
+        found.processes = self.field(processes);
+    }
+
+    /// Converts a result to a field, and records the worst error.
+    fn field<T>(&mut self, result: NvmlResult<T>) -> Reported<T> {
+        if let Err(code) = &result {
+            self.worst = self.worst.filter(|worst| worst.scope() >= code.scope()).or(Some(*code));
+        }
+        result.map_or_else(NvmlCode::to_reported, Reported::Value)
+    }
 }
 
-/// A device of which only is known what it is.
-pub(super) fn unreadable(facts: DetectedDevice, code: Code, health: Option<DeviceHealth>) -> DetectedDevice {
-    fn failed<T>(code: Code) -> Reported<T> {
-        Reported::Failed(code.words().into())
+/// Returns a device whose values cannot be read.
+pub(super) fn unreadable_device(facts: DetectedDevice, code: NvmlCode, health: Option<DeviceHealth>) -> DetectedDevice {
+    fn failed<T>(code: NvmlCode) -> Reported<T> {
+        Reported::Failed(code.description().into())
     }
     DetectedDevice {
         memory: MemoryReading {
@@ -232,176 +262,152 @@ pub(super) fn unreadable(facts: DetectedDevice, code: Code, health: Option<Devic
     }
 }
 
-/// The worst answer while a device was asked.
-#[derive(Default)]
-struct Asked {
-    worst: Option<Code>,
-}
-
-impl Asked {
-    fn about<T>(&mut self, answer: Answer<T>) -> Reported<T> {
-        match answer {
-            Ok(value) => Reported::Value(value),
-            Err(code) => {
-                if self.worst.is_none_or(|worst| worst.against() < code.against()) {
-                    self.worst = Some(code);
-                }
-                code.told()
-            }
-        }
-    }
-}
-
-fn fill(found: &mut DetectedDevice, library: &Library, device: Handle, room: &mut Room, asked: &mut Asked) {
-    found.memory = memory(asked.about(library.memory(device)));
-    found.utilization =
-        checked(asked.about(library.utilization(device)), "%", |percent| Percent::from_number(f64::from(percent)));
-    found.temperature_c = checked(asked.about(library.temperature(device)), "°C", |celsius| celsius.try_into().ok());
-    found.power = asked.about(library.power(device)).map(watts);
-    found.processes = asked.about(running(library, device, room));
-}
-
-fn memory(told: Reported<MemoryInfo>) -> MemoryReading {
-    let used_means = match told.value() {
-        Some(MemoryInfo { reserved: Some(_), .. }) => UsedMemoryScope::WithoutReserved,
-        Some(MemoryInfo { reserved: None, .. }) => UsedMemoryScope::WithReserved,
+fn memory_reading(reported: Reported<NvmlMemory>) -> MemoryReading {
+    let used_means = match reported.value() {
+        Some(NvmlMemory { reserved: Some(_), .. }) => UsedMemoryScope::WithoutReserved,
+        Some(NvmlMemory { reserved: None, .. }) => UsedMemoryScope::WithReserved,
         None => UsedMemoryScope::Unknown,
     };
-    let reserved = told.clone().and_then(|info| match info.reserved {
+    let reserved = reported.clone().and_then(|info| match info.reserved {
         Some(reserved) => Reported::Value(Bytes(reserved)),
-        None => Reported::Unsupported("this driver counts it as used".into()),
+        None => Reported::Unsupported("this driver counts it as used memory".into()),
     });
     MemoryReading {
-        total: told.clone().map(|info| Bytes(info.total)),
+        total: reported.clone().map(|info| Bytes(info.total)),
         reserved,
-        used: told.map(|info| Bytes(info.used)),
+        used: reported.map(|info| Bytes(info.used)),
         used_means,
         ..MemoryReading::default()
     }
 }
 
-/// A number the library gave, unless it cannot be.
-fn checked<N: Copy + Display, T>(told: Reported<N>, unit: &str, sound: impl FnOnce(N) -> Option<T>) -> Reported<T> {
-    let cannot_be = |number: N| Reported::Failed(Cow::Owned(format!("{number} {unit} cannot be")));
-    told.and_then(|number| sound(number).map_or_else(|| cannot_be(number), Reported::Value))
+/// Converts a number, rejecting impossible ones.
+fn checked<N: Copy + Display, T>(number: Reported<N>, unit: &str, convert: impl FnOnce(N) -> Option<T>) -> Reported<T> {
+    let impossible = |number: N| Reported::Failed(Cow::Owned(format!("impossible value: {number} {unit}")));
+    number.and_then(|number| convert(number).map_or_else(|| impossible(number), Reported::Value))
 }
 
-fn watts(milliwatts: u32) -> Milliwatts {
+fn from_milliwatts(milliwatts: u32) -> Milliwatts {
     Milliwatts(u64::from(milliwatts))
 }
 
-/// What bad memory says about a device: errors alone say nothing while they were repaired.
-fn repaired(library: &Library, device: &Opened) -> DeviceHealth {
-    const RESET: &str = "bad memory waits to be put out of use: reset the GPU";
-    let bad = match device.repair {
-        Repair::Rows => library.remapped_rows(device.handle).ok().and_then(|rows| match (rows.failed, rows.pending) {
-            (true, _) => Some("bad memory could not be put out of use: replace the GPU"),
-            (false, true) => Some(RESET),
-            (false, false) => None,
-        }),
-        Repair::Pages => library.retired_pages_pending(device.handle).ok().filter(|pending| *pending).map(|_| RESET),
-        Repair::Untold => None,
+/// Returns the health by the state of bad memory: repaired errors leave a device healthy.
+fn memory_health(library: &NvmlLibrary, device: &OpenedDevice) -> DeviceHealth {
+    const RESET: &str = "retirement of bad memory is pending: reset the GPU";
+    const REPLACE: &str = "retirement of bad memory failed: replace the GPU";
+    let (failed, pending) = match device.repair {
+        MemoryRepair::Rows => {
+            library.remapped_rows(device.handle).map_or((false, false), |rows| (rows.failed, rows.pending))
+        }
+        MemoryRepair::Pages => (false, library.retired_pages_pending(device.handle).unwrap_or(false)),
+        MemoryRepair::Unknown => (false, false),
     };
-    bad.map_or(DeviceHealth::Healthy, |text| DeviceHealth::Unhealthy(text.into()))
+    match (failed, pending) {
+        (true, _) => DeviceHealth::Unhealthy(REPLACE.into()),
+        (false, true) => DeviceHealth::Unhealthy(RESET.into()),
+        (false, false) => DeviceHealth::Healthy,
+    }
 }
 
-// Who runs on a device, from whichever of its functions the library has.
+// Processes of a device, listed by the newest available function.
 
-/// What NVML says for memory it cannot tell.
-const NOT_AVAILABLE: u64 = u64::MAX;
-/// No pid, no size and no pair of instances looks like this.
-const MARK: u64 = 0x5aa5_c33c_5aa5_c33c;
-const FIRST_ROOM: usize = 64;
+/// NVML's value for unknown memory.
+const MEMORY_UNKNOWN: u64 = u64::MAX;
+/// Marks words that the driver did not write: no pid, size or pair of instances has this value.
+const UNWRITTEN: u64 = 0x5aa5_c33c_5aa5_c33c;
+const INITIAL_ENTRIES: usize = 64;
 
-/// Room for the lists, kept between readings.
-pub(super) struct Room(Vec<[u64; 4]>);
+/// Buffer for process lists, reused between readings.
+pub(super) struct ProcessBuffer(Vec<[u64; 4]>);
 
-impl Default for Room {
+impl Default for ProcessBuffer {
     fn default() -> Self {
-        Self(vec![[MARK; 4]; FIRST_ROOM])
+        Self(vec![[UNWRITTEN; 4]; INITIAL_ENTRIES])
     }
 }
 
-/// Every process on a device. A value only where the list is complete.
-pub(super) fn running(library: &Library, device: Handle, room: &mut Room) -> Answer<Vec<DeviceProcess>> {
-    let functions = library.functions();
-    let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
-    let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
-    let computing = listed([newest, newer], &functions.nvmlDeviceGetComputeRunningProcesses, device, room)?;
-    let newest = &functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
-    let newer = &functions.nvmlDeviceGetGraphicsRunningProcesses_v2;
-    let drawing = match listed([newest, newer], &functions.nvmlDeviceGetGraphicsRunningProcesses, device, room) {
-        // What cannot draw has no process that does.
-        Err(code) if is_unsupported(code) => ByPid::new(),
-        answer => answer?,
-    };
-    Ok(joined(&computing, &drawing))
-}
-
-/// Device memory by pid.
-type ByPid = BTreeMap<u32, u64>;
-
-type Call<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
-
-/// What the first function says that the library has and the driver does not refuse.
-fn listed<E>(
-    newer: [&Result<Call<nvmlProcessInfo_v2_t>, E>; 2],
-    oldest: &Result<Call<nvmlProcessInfo_v1_t>, E>,
-    device: Handle,
-    room: &mut Room,
-) -> Answer<ByPid> {
-    for call in newer.into_iter().flatten() {
-        match entries(*call, device, room) {
-            Err(code) if code.wants_other_function() => {}
-            answer => return answer,
-        }
+impl ProcessBuffer {
+    /// Returns all processes of a device. Fails where the list is incomplete.
+    fn running_processes(&mut self, library: &NvmlLibrary, device: DeviceHandle) -> NvmlResult<Vec<DeviceProcess>> {
+        let functions = library.functions();
+        let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
+        let newer = &functions.nvmlDeviceGetComputeRunningProcesses_v2;
+        let computing = self.list([newest, newer], &functions.nvmlDeviceGetComputeRunningProcesses, device)?;
+        let newest = &functions.nvmlDeviceGetGraphicsRunningProcesses_v3;
+        let newer = &functions.nvmlDeviceGetGraphicsRunningProcesses_v2;
+        let drawing = match self.list([newest, newer], &functions.nvmlDeviceGetGraphicsRunningProcesses, device) {
+            // A device without graphics support has no graphics processes.
+            Err(code) if is_unsupported(code) => MemoryByPid::new(),
+            result => result?,
+        };
+        Ok(merge_processes(&computing, &drawing))
     }
-    match oldest {
-        Ok(call) => entries(*call, device, room),
-        Err(_) => Err(Code::FUNCTION_NOT_FOUND),
-    }
-}
 
-/// Asks until everything fits: processes start while they are counted.
-fn entries<T>(call: Call<T>, device: Handle, room: &mut Room) -> Answer<ByPid> {
-    loop {
-        room.0.fill([MARK; 4]);
-        match list(call, device, &mut room.0) {
-            Ok(count) => return Ok(by_pid(room.0.as_flattened(), count as usize, size_of::<T>() / 8)),
-            Err((Code::TOO_SMALL, wanted)) if room.0.len() < limits::PROCESSES => {
-                let wanted = (wanted as usize).max(room.0.len()).saturating_mul(2).min(limits::PROCESSES);
-                room.0.resize(wanted, [MARK; 4]);
+    /// Calls the first function that the library has and the driver accepts.
+    fn list<E>(
+        &mut self,
+        newer: [&Result<ProcessListCall<nvmlProcessInfo_v2_t>, E>; 2],
+        oldest: &Result<ProcessListCall<nvmlProcessInfo_v1_t>, E>,
+        device: DeviceHandle,
+    ) -> NvmlResult<MemoryByPid> {
+        for call in newer.into_iter().flatten() {
+            match self.query_entries(*call, device) {
+                Err(code) if code.is_replaceable() => {}
+                result => return result,
             }
-            Err((code, _)) => return Err(code),
+        }
+        match oldest {
+            Ok(call) => self.query_entries(*call, device),
+            Err(_) => Err(NvmlCode::FUNCTION_NOT_FOUND),
+        }
+    }
+
+    /// Grows the buffer until all entries fit: processes may start meanwhile.
+    fn query_entries<T>(&mut self, call: ProcessListCall<T>, device: DeviceHandle) -> NvmlResult<MemoryByPid> {
+        loop {
+            self.0.fill([UNWRITTEN; 4]);
+            match list_processes(call, device, &mut self.0) {
+                Ok(count) => return Ok(parse_entries(self.0.as_flattened(), count as usize, size_of::<T>() / 8)),
+                Err((NvmlCode::INSUFFICIENT_SIZE, wanted)) if self.0.len() < limits::PROCESSES => {
+                    let wanted = (wanted as usize).max(self.0.len()).saturating_mul(2).min(limits::PROCESSES);
+                    self.0.resize(wanted, [UNWRITTEN; 4]);
+                }
+                Err((code, _)) => return Err(code),
+            }
         }
     }
 }
 
-/// Reads `count` entries; each is as many words as were written over for it, or else `usual`.
-fn by_pid(words: &[u64], count: usize, usual: usize) -> ByPid {
-    let written = words.iter().rposition(|word| *word != MARK).map_or(0, |last| last + 1);
+/// Device memory in use, by pid.
+type MemoryByPid = BTreeMap<u32, u64>;
+
+type ProcessListCall<T> = unsafe extern "C" fn(nvmlDevice_t, *mut c_uint, *mut T) -> nvmlReturn_t;
+
+/// Parses `count` entries. The size of an entry is derived from the words that were overwritten, or else is `usual`.
+fn parse_entries(words: &[u64], count: usize, usual: usize) -> MemoryByPid {
+    let written = words.iter().rposition(|word| *word != UNWRITTEN).map_or(0, |last| last + 1);
     let even = count != 0 && written.is_multiple_of(count) && (2..=4).contains(&(written / count));
     let size = if even { written / count } else { usual.clamp(2, 4) };
-    let mut found = ByPid::new();
+    let mut found = MemoryByPid::new();
     for entry in words.chunks_exact(size).take(count) {
         let memory = entry[1];
-        // The first half of the word is the pid, the rest fills it up.
+        // The first half of the word is the pid, the rest is padding.
         let [a, b, c, d, ..] = entry[0].to_ne_bytes();
         let sum = found.entry(u32::from_ne_bytes([a, b, c, d])).or_insert(0);
-        // One process on several instances of a device is listed once for each.
-        *sum =
-            if memory == NOT_AVAILABLE || *sum == NOT_AVAILABLE { NOT_AVAILABLE } else { sum.saturating_add(memory) };
+        // A process on several instances of a device is listed once for each.
+        let is_unknown = memory == MEMORY_UNKNOWN || *sum == MEMORY_UNKNOWN;
+        *sum = if is_unknown { MEMORY_UNKNOWN } else { sum.saturating_add(memory) };
     }
     found
 }
 
-fn joined(computing: &ByPid, drawing: &ByPid) -> Vec<DeviceProcess> {
+fn merge_processes(computing: &MemoryByPid, drawing: &MemoryByPid) -> Vec<DeviceProcess> {
     let only_drawing = drawing.iter().filter(|(pid, _)| !computing.contains_key(pid));
     let process = |(&pid, &memory): (&u32, &u64)| DeviceProcess {
         pid,
         activity: ProcessActivity::of(computing.contains_key(&pid), drawing.contains_key(&pid)),
         memory: match memory {
-            NOT_AVAILABLE => Reported::Unsupported("the driver does not tell".into()),
+            MEMORY_UNKNOWN => Reported::Unsupported("not reported by the driver".into()),
             memory => Reported::Value(Bytes(memory)),
         },
         ..DeviceProcess::default()
@@ -409,29 +415,29 @@ fn joined(computing: &ByPid, drawing: &ByPid) -> Vec<DeviceProcess> {
     computing.iter().chain(only_drawing).map(process).collect()
 }
 
-// What joins the devices: NVLinks counted end to end, through switches too, and the PCIe tree.
+// Links between devices: NVLinks counted end to end, also through switches, and the PCIe tree.
 
-/// Links between opened devices, named by their places among them.
-pub(super) fn between(library: &Library, devices: &[Opened]) -> Vec<(usize, usize, LinkKind)> {
-    let ends: Vec<Ends> = devices.iter().map(|device| Ends::of(library, device, devices)).collect();
+/// Returns the links between open devices, by their positions.
+pub(super) fn links_between(library: &NvmlLibrary, devices: &[OpenedDevice]) -> Vec<(usize, usize, LinkKind)> {
+    let ends: Vec<NvLinkEnds> = devices.iter().map(|device| NvLinkEnds::of(library, device, devices)).collect();
     let pairs = (0..devices.len()).flat_map(|a| (a + 1..devices.len()).map(move |b| (a, b)));
     let kind = |(a, b): (usize, usize)| {
-        let kind = lanes(&ends, a, b).or_else(|| near(library, &devices[a], &devices[b]))?;
+        let kind = nvlink_between(&ends, a, b).or_else(|| pcie_link_between(library, &devices[a], &devices[b]))?;
         Some((a, b, kind))
     };
     pairs.filter_map(kind).collect()
 }
 
-/// Where the NVLinks of one device end.
-struct Ends {
-    /// How many end at each of the other devices.
+/// Remote ends of a device's NVLinks.
+struct NvLinkEnds {
+    /// Number of links to each other device.
     at: Vec<u8>,
-    /// How many end at a switch, which joins them to every other device that has such links.
+    /// Number of links to switches, which connect all devices with such links.
     at_switches: u8,
 }
 
-impl Ends {
-    fn of(library: &Library, device: &Opened, devices: &[Opened]) -> Self {
+impl NvLinkEnds {
+    fn of(library: &NvmlLibrary, device: &OpenedDevice, devices: &[OpenedDevice]) -> Self {
         let mut ends = Self { at: vec![0; devices.len()], at_switches: 0 };
         for link in 0..nvml::NVML_NVLINK_MAX_LINKS {
             if library.nvlink_up(device.handle, link) != Ok(true) {
@@ -451,14 +457,14 @@ impl Ends {
     }
 }
 
-fn lanes(ends: &[Ends], a: usize, b: usize) -> Option<LinkKind> {
-    // Either end may fail to tell where a link goes.
+fn nvlink_between(ends: &[NvLinkEnds], a: usize, b: usize) -> Option<LinkKind> {
+    // Either end may fail to report the remote device.
     let direct = ends[a].at[b].max(ends[b].at[a]);
     let lanes = direct + ends[a].at_switches.min(ends[b].at_switches);
     (lanes > 0).then_some(LinkKind::NvLink(lanes))
 }
 
-fn near(library: &Library, one: &Opened, other: &Opened) -> Option<LinkKind> {
+fn pcie_link_between(library: &NvmlLibrary, one: &OpenedDevice, other: &OpenedDevice) -> Option<LinkKind> {
     match library.common_ancestor(one.handle, other.handle).ok()? {
         nvml::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL | nvml::nvmlGpuLevel_enum_NVML_TOPOLOGY_SINGLE => {
             Some(LinkKind::PcieSwitch)
@@ -471,83 +477,78 @@ fn near(library: &Library, one: &Opened, other: &Opened) -> Option<LinkKind> {
     }
 }
 
-// What is kept of the devices beyond a session: who they were, and which errors speak against them.
+// Devices remembered across sessions, with their identities and recorded Xids.
 
-/// Every device that was ever opened.
+/// All devices that were ever opened.
 #[derive(Debug, Default)]
-pub(super) struct Remembered {
-    devices: Vec<RememberedDevice>,
-    /// What Xids said against devices, by UUID.
-    judged: BTreeMap<Arc<str>, Arc<str>>,
+pub(super) struct KnownDevices {
+    devices: Vec<KnownDevice>,
+    /// Health reasons by Xid, keyed by UUID.
+    xid_reasons: BTreeMap<Arc<str>, Arc<str>>,
 }
 
-/// A device as it was last seen.
+/// Last known facts of a device.
 #[derive(Debug)]
-pub(super) struct RememberedDevice {
+pub(super) struct KnownDevice {
     pub facts: DetectedDevice,
     pub instances: Vec<DetectedDevice>,
-    /// Lost, or waiting for a reset, when it was last looked for.
+    /// Whether the device was lost or waited for a reset when last read.
     away: bool,
 }
 
-impl Remembered {
-    /// Keeps what an opened device is, and tells it who it is where it does not know at the moment.
-    pub(super) fn keep(&mut self, facts: &mut DetectedDevice, instances: Vec<DetectedDevice>) {
-        let nameless = facts.uuid.is_none() && facts.pci.is_none();
-        let is_it = |device: &&mut RememberedDevice| {
-            if nameless { device.facts.index == facts.index } else { same(&device.facts, facts) }
+impl KnownDevices {
+    /// Updates the facts of an open device, and completes its identity where it is unknown at the moment.
+    pub(super) fn update(&mut self, facts: &mut DetectedDevice, instances: Vec<DetectedDevice>) {
+        let unidentified = facts.uuid.is_none() && facts.pci.is_none();
+        let is_it = |device: &&mut KnownDevice| {
+            if unidentified { device.facts.index == facts.index } else { is_same_device(&device.facts, facts) }
         };
         if let Some(device) = self.devices.iter_mut().find(is_it) {
             facts.uuid = facts.uuid.take().or(device.facts.uuid.take());
             facts.name = facts.name.take().or(device.facts.name.take());
             facts.pci = facts.pci.or(device.facts.pci);
             (device.facts, device.instances) = (facts.clone(), instances);
-        } else if !nameless {
-            self.devices.push(RememberedDevice { facts: facts.clone(), instances, away: false });
+        } else if !unidentified {
+            self.devices.push(KnownDevice { facts: facts.clone(), instances, away: false });
         }
     }
 
-    /// The devices that are not among `present`.
-    pub(super) fn missing<'a>(
-        &'a self,
-        present: &'a [&'a DetectedDevice],
-    ) -> impl Iterator<Item = &'a RememberedDevice> {
-        self.devices.iter().filter(|device| !present.iter().any(|facts| same(&device.facts, facts)))
+    /// Returns the known devices that are not in `present`.
+    pub(super) fn missing<'a>(&'a self, present: &'a [&'a DetectedDevice]) -> impl Iterator<Item = &'a KnownDevice> {
+        self.devices.iter().filter(|device| !present.iter().any(|facts| is_same_device(&device.facts, facts)))
     }
 
-    /// Notes whether a device answers. What Xids said against one that went and came back is forgotten: to come back
-    /// it was reset.
-    pub(super) fn note(&mut self, facts: &DetectedDevice, answers: bool) {
-        let Some(device) = self.devices.iter_mut().find(|device| same(&device.facts, facts)) else { return };
+    /// Records whether a device answers. The Xids of a device that returns are forgotten, because it was reset.
+    pub(super) fn note_presence(&mut self, facts: &DetectedDevice, answers: bool) {
+        let Some(device) = self.devices.iter_mut().find(|device| is_same_device(&device.facts, facts)) else { return };
         if device.away
             && answers
             && let Some(uuid) = &facts.uuid
         {
-            self.judged.remove(uuid);
+            self.xid_reasons.remove(uuid);
         }
         device.away = !answers;
     }
 
-    /// Notes what an Xid says against a device.
-    pub(super) fn judge(&mut self, facts: &DetectedDevice, text: String) {
+    /// Records the health reason of an Xid.
+    pub(super) fn record_xid(&mut self, facts: &DetectedDevice, text: String) {
         if let Some(uuid) = &facts.uuid {
-            self.judged.insert(uuid.clone(), text.into());
+            self.xid_reasons.insert(uuid.clone(), text.into());
         }
     }
 
-    /// What Xids said against a device.
-    pub(super) fn judgement(&self, facts: &DetectedDevice) -> Option<&Arc<str>> {
-        self.judged.get(facts.uuid.as_ref()?)
+    /// Returns the health reason recorded for a device.
+    pub(super) fn xid_reason(&self, facts: &DetectedDevice) -> Option<&Arc<str>> {
+        self.xid_reasons.get(facts.uuid.as_ref()?)
     }
 
-    /// Forgets what Xids said.
-    pub(super) fn forget_judgements(&mut self) {
-        self.judged.clear();
+    pub(super) fn forget_xids(&mut self) {
+        self.xid_reasons.clear();
     }
 }
 
-/// Whether two are one device: by UUID, or where one has none by the place on the bus.
-fn same(one: &DetectedDevice, other: &DetectedDevice) -> bool {
+/// Whether two devices are the same: by UUID, or by PCI address if one has no UUID.
+fn is_same_device(one: &DetectedDevice, other: &DetectedDevice) -> bool {
     match (&one.uuid, &other.uuid) {
         (Some(a), Some(b)) => a == b,
         _ => one.pci.is_some() && one.pci == other.pci,
@@ -559,9 +560,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_without_a_name_gets_the_name_the_driver_would_give_it() {
+    fn a_profile_without_a_name_gets_the_name_of_the_driver() {
         let h100 = 81_559 << 20;
-        let cut = |gpu, compute, memory_mib| profile(Slices { gpu, compute, memory_mib }, h100);
+        let cut = |gpu, compute, memory_mib| profile_name(MigSlices { gpu, compute, memory_mib }, h100);
         assert_eq!(cut(1, 1, 9_856).as_deref(), Some("1g.10gb"));
         assert_eq!(cut(3, 3, 40_320).as_deref(), Some("3g.40gb"));
         assert_eq!(cut(7, 7, 80_640).as_deref(), Some("7g.80gb"));
@@ -575,23 +576,25 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_as_large_as_the_driver_writes_them_whatever_the_header_says() {
-        let rest = |words: &[u64]| [words, &[MARK; 8]].concat();
-        let expected = ByPid::from([(7, 100), (8, 200)]);
+    fn the_size_of_process_entries_follows_the_driver() {
+        let rest = |words: &[u64]| [words, &[UNWRITTEN; 8]].concat();
+        let expected = MemoryByPid::from([(7, 100), (8, 200)]);
         for usual in [2, 3, 4] {
-            assert_eq!(by_pid(&rest(&[pid(7), 100, pid(8), 200]), 2, usual), expected);
-            assert_eq!(by_pid(&rest(&[pid(7), 100, 0, pid(8), 200, 0]), 2, usual), expected);
-            assert_eq!(by_pid(&rest(&[pid(7), 100, 0, 0, pid(8), 200, 0, 0]), 2, usual), expected);
-            assert!(by_pid(&rest(&[]), 0, usual).is_empty());
+            assert_eq!(parse_entries(&rest(&[pid(7), 100, pid(8), 200]), 2, usual), expected);
+            assert_eq!(parse_entries(&rest(&[pid(7), 100, 0, pid(8), 200, 0]), 2, usual), expected);
+            assert_eq!(parse_entries(&rest(&[pid(7), 100, 0, 0, pid(8), 200, 0, 0]), 2, usual), expected);
+            assert!(parse_entries(&rest(&[]), 0, usual).is_empty());
         }
     }
 
     #[test]
     fn a_process_that_computes_and_draws_is_one_process() {
-        let both = joined(&ByPid::from([(7, 100), (9, NOT_AVAILABLE)]), &ByPid::from([(7, 90), (8, 5)]));
-        let told: Vec<_> = both.iter().map(|process| (process.pid, process.activity, process.memory.value())).collect();
+        let both =
+            merge_processes(&MemoryByPid::from([(7, 100), (9, MEMORY_UNKNOWN)]), &MemoryByPid::from([(7, 90), (8, 5)]));
+        let reported: Vec<_> =
+            both.iter().map(|process| (process.pid, process.activity, process.memory.value())).collect();
         assert_eq!(
-            told,
+            reported,
             [
                 (7, ProcessActivity::Both, Some(&Bytes(100))),
                 (9, ProcessActivity::Compute, None),
@@ -601,8 +604,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_on_two_instances_uses_the_memory_of_both() {
-        let words = [pid(7), 100, 0, pid(7), 50, 1, pid(8), NOT_AVAILABLE, 0, pid(8), 1, 1, MARK];
-        assert_eq!(by_pid(&words, 4, 3), ByPid::from([(7, 150), (8, NOT_AVAILABLE)]));
+    fn memory_of_a_process_on_two_instances_is_summed() {
+        let words = [pid(7), 100, 0, pid(7), 50, 1, pid(8), MEMORY_UNKNOWN, 0, pid(8), 1, 1, UNWRITTEN];
+        assert_eq!(parse_entries(&words, 4, 3), MemoryByPid::from([(7, 150), (8, MEMORY_UNKNOWN)]));
     }
 }

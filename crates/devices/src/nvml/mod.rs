@@ -1,11 +1,11 @@
-//! NVIDIA's management library as a source.
+//! Source that reads NVIDIA's management library.
 //!
-//! The library is loaded when it is first read and stays open. What devices are is asked once; what they report, each
-//! time. Its errors are of three kinds: a field that has no value, a device that is bad, and a driver that is bad. Only
-//! the last one fails a reading; no other device and no other field is ever lost for one.
+//! The library is loaded at the first reading and stays open. Facts are read once per device, values with each reading.
+//! Errors concern a field, a device or the driver. Only a driver error fails a reading; the others never hide another
+//! device or field.
 //!
-//! Devices are looked for again when their number changes, when one is lost, when MIG was switched or its instances
-//! changed, and after an empty answer. A lost one is still reported, by what it was.
+//! Devices are opened again when their number changes, a device is lost, MIG or its instances change, and after an
+//! empty result. A lost device is still reported with its known facts.
 
 mod devices;
 mod library;
@@ -19,62 +19,62 @@ use gpupool_core::{DeviceHealth, LinkKind, Vendor};
 
 use crate::detect::SourcePaths;
 use crate::detected_device::{DetectedDevice, worse};
-use crate::nvml::devices::{Opened, Remembered, Room, read, unreadable};
-use crate::nvml::library::{Against, Answer, Code, EventSet, Library, XidEvent};
-use crate::nvml::xid::{Severity, Verdict};
+use crate::nvml::devices::{DeviceReader, KnownDevices, OpenedDevice, ProcessBuffer, unreadable_device};
+use crate::nvml::library::{ErrorScope, NvmlCode, NvmlEventSet, NvmlLibrary, NvmlResult, XidEvent};
+use crate::nvml::xid::{XidDescription, XidSeverity};
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{limits, pci_bus};
 
-/// The name of the library on Linux, and the one it has where only development files are installed.
-const USUAL: &str = "libnvidia-ml.so.1";
-const UNUSUAL: &str = "libnvidia-ml.so";
+/// Name of the library on Linux, and the name where only development files are installed.
+const LIBRARY_NAME: &str = "libnvidia-ml.so.1";
+const DEVELOPMENT_NAME: &str = "libnvidia-ml.so";
 
-/// While a device is missing, the library is opened anew at the first reading after that and at every so many more:
-/// it only finds a device that came back when it starts.
+/// While a device is missing, the library is reopened at the first reading after that and again after this many
+/// readings: it finds a returned device only at its start.
 const READINGS_PER_OPENING: u32 = 16;
 
-/// NVIDIA's management library.
+/// Source that reads NVIDIA's management library (NVML).
 ///
-/// An Xid that speaks against a device makes it unhealthy until it went away and came back, as with a reset, or until
-/// [`release`](Self::release) was called.
+/// An Xid that blames a device makes it unhealthy until the device vanishes and returns, as with a reset, or until
+/// [`release`](Self::release) is called.
 pub struct NvmlSource {
     path: PathBuf,
     sys: PathBuf,
-    session: Option<Session>,
-    remembered: Remembered,
-    /// Readings in a row with a device missing.
+    session: Option<NvmlSession>,
+    known: KnownDevices,
+    /// Successive readings with a missing device.
     incomplete: u32,
 }
 
 impl NvmlSource {
-    /// The library at `places.nvml`, opened when it is first read.
+    /// Creates the source for the library at `paths.nvml`, which is opened at the first reading.
     pub fn new(places: &SourcePaths) -> Self {
         Self {
             path: places.nvml.clone(),
             sys: places.sys.clone(),
             session: None,
-            remembered: Remembered::default(),
+            known: KnownDevices::default(),
             incomplete: 0,
         }
     }
 
-    /// Closes the library until the next reading, so that devices may sleep, be reset or be given to a virtual
-    /// machine; an open library forbids that. What Xids said is forgotten.
+    /// Closes the library until the next reading, so that devices can sleep, be reset or be passed to a virtual
+    /// machine; an open library prevents that. Recorded Xids are forgotten.
     pub fn release(&mut self) {
         self.session = None;
-        self.remembered.forget_judgements();
+        self.known.forget_xids();
     }
 
-    fn read_open(&mut self) -> Result<SourceReading, Failure> {
+    fn read_session(&mut self) -> Result<SourceReading, NvmlReadError> {
         if self.session.is_none() {
-            let library = open(&self.path).map_err(Failure::Opening)?;
-            self.session = Some(Session::new(library, self.sys.clone()));
+            let library = open_library(&self.path).map_err(NvmlReadError::Opening)?;
+            self.session = Some(NvmlSession::new(library, self.sys.clone()));
         }
-        let Some(session) = &mut self.session else { return Err(Failure::Reading(Code::UNINITIALIZED)) };
-        let snapshot = session.read(&mut self.remembered).map_err(Failure::Reading)?;
-        self.incomplete = if session.misses_devices() { self.incomplete.saturating_add(1) } else { 0 };
-        Ok(snapshot)
+        let Some(session) = &mut self.session else { return Err(NvmlReadError::Reading(NvmlCode::UNINITIALIZED)) };
+        let reading = session.read(&mut self.known).map_err(NvmlReadError::Reading)?;
+        self.incomplete = if session.lacks_devices() { self.incomplete.saturating_add(1) } else { 0 };
+        Ok(reading)
     }
 }
 
@@ -92,292 +92,291 @@ impl DeviceSource for NvmlSource {
         {
             return Ok(asleep);
         }
-        let mut answer = self.read_open();
-        if matches!(answer, Err(Failure::Reading(Code::UNINITIALIZED))) {
+        let mut result = self.read_session();
+        if matches!(result, Err(NvmlReadError::Reading(NvmlCode::UNINITIALIZED))) {
             self.session = None;
-            answer = self.read_open();
+            result = self.read_session();
         }
-        answer.map_err(|failure| {
+        result.map_err(|failure| {
             self.session = None;
             failure.into()
         })
     }
 }
 
-/// NVIDIA's devices as the bus knows them, where there are any and all of them sleep to save power. Opening the library
-/// would wake them, and keep them awake.
+/// Returns the NVIDIA devices on the PCI bus, if there are any and all of them sleep to save power. Opening the library
+/// would wake them and keep them awake.
 fn all_asleep(sys: &Path) -> Option<SourceReading> {
     let mut bus = pci_bus::scan(sys).into_value()?;
     bus.gpus.retain(|gpu| gpu.vendor == Vendor::Nvidia);
-    (!bus.gpus.is_empty() && bus.gpus.iter().all(|gpu| gpu.asleep)).then(|| bus.snapshot())
+    (!bus.gpus.is_empty() && bus.gpus.iter().all(|gpu| gpu.asleep)).then(|| bus.to_reading())
 }
 
-/// Why there is no reading.
-enum Failure {
+/// Reason why there is no reading.
+enum NvmlReadError {
     Opening(SourceError),
-    Reading(Code),
+    Reading(NvmlCode),
 }
 
-impl From<Failure> for SourceError {
-    fn from(failure: Failure) -> Self {
+impl From<NvmlReadError> for SourceError {
+    fn from(failure: NvmlReadError) -> Self {
         match failure {
-            Failure::Opening(error) => error,
-            Failure::Reading(code) => code.failure("reading the devices from NVML"),
+            NvmlReadError::Opening(error) => error,
+            NvmlReadError::Reading(code) => code.source_error("reading the devices from NVML"),
         }
     }
 }
 
-fn open(path: &Path) -> Result<Library, SourceError> {
-    match Library::open(path.as_os_str()) {
-        Err(missing @ SourceError::NotPresent { .. }) if path == Path::new(USUAL) => Library::open(OsStr::new(UNUSUAL))
-            .map_err(|second| match second {
+fn open_library(path: &Path) -> Result<NvmlLibrary, SourceError> {
+    match NvmlLibrary::open(path.as_os_str()) {
+        Err(missing @ SourceError::NotPresent { .. }) if path == Path::new(LIBRARY_NAME) => {
+            NvmlLibrary::open(OsStr::new(DEVELOPMENT_NAME)).map_err(|second| match second {
                 SourceError::NotPresent { .. } => missing,
                 other => other,
-            }),
-        answer => answer,
+            })
+        }
+        result => result,
     }
 }
 
-// The library while it is open, with the handles of its devices.
+// The open library with the handles of its devices.
 
-/// The most events taken in one reading; more come with the next.
-const EVENTS: usize = 256;
+/// Maximum events taken in one reading; the rest follows with the next.
+const MAX_EVENTS: usize = 256;
 
-/// An open library. Its devices are looked for again whenever what is known of them may be wrong.
-struct Session {
+/// An open library. Its devices are opened again whenever the known ones may be outdated.
+struct NvmlSession {
     sys: PathBuf,
     driver: Option<Arc<str>>,
-    /// How many devices the library counted when they were last looked for.
+    /// Number of devices that the library reported when they were last opened.
     count: u32,
-    opened: Vec<Opened>,
-    closed: Vec<Closed>,
+    opened: Vec<OpenedDevice>,
+    unopened: Vec<UnopenedDevice>,
     links: Vec<(usize, usize, LinkKind)>,
-    events: Option<EventSet>,
-    room: Room,
-    stale: bool,
-    library: Library,
+    events: Option<NvmlEventSet>,
+    buffer: ProcessBuffer,
+    needs_rescan: bool,
+    library: NvmlLibrary,
 }
 
-/// A device that is counted, or was here before, and could not be opened.
-struct Closed {
+/// A known or counted device that could not be opened.
+struct UnopenedDevice {
     index: Option<u32>,
-    code: Code,
-    /// It and its instances, as they were last known; at least one.
+    code: NvmlCode,
+    /// Last known facts of the device and its instances; never empty.
     known: Vec<DetectedDevice>,
 }
 
-impl Session {
-    fn new(library: Library, sys: PathBuf) -> Self {
+impl NvmlSession {
+    fn new(library: NvmlLibrary, sys: PathBuf) -> Self {
         let driver = library.driver_version().ok().map(Into::into);
         Self {
             sys,
             driver,
             count: 0,
             opened: Vec::new(),
-            closed: Vec::new(),
+            unopened: Vec::new(),
             links: Vec::new(),
             events: None,
-            room: Room::default(),
-            stale: true,
+            buffer: ProcessBuffer::default(),
+            needs_rescan: true,
             library,
         }
     }
 
-    /// Every device there is now. An error only where the driver as a whole is bad.
-    fn read(&mut self, remembered: &mut Remembered) -> Answer<SourceReading> {
-        let mut snapshot = SourceReading::default();
+    /// Reads all present devices. Fails only where the driver as a whole fails.
+    fn read(&mut self, known: &mut KnownDevices) -> NvmlResult<SourceReading> {
+        let mut reading = SourceReading::default();
         let count = self.library.device_count()?;
-        // First, because looking for devices throws away what was not heard.
-        self.hear_events(remembered, &mut snapshot);
-        if self.stale || count != self.count || self.is_any_back() || self.is_any_cut_differently()? {
-            self.look_for_devices(count, remembered)?;
-            self.hear_events(remembered, &mut snapshot);
+        // Events come first, because opening devices discards unread events.
+        self.poll_events(known, &mut reading);
+        if self.needs_rescan || count != self.count || self.has_returned_device() || self.has_mig_changed()? {
+            self.open_devices(count, known)?;
+            self.poll_events(known, &mut reading);
         }
         let mut places = Vec::with_capacity(self.opened.len());
-        let mut closed = self.closed.iter().peekable();
+        let mut unopened = self.unopened.iter().peekable();
         for device in &self.opened {
             while let Some(before) =
-                closed.next_if(|closed| closed.index < device.facts.index && closed.index.is_some())
+                unopened.next_if(|unopened| unopened.index < device.facts.index && unopened.index.is_some())
             {
-                before.add_to(&mut snapshot);
+                before.add_to(&mut reading);
             }
-            let (found, against) = read(&self.library, device, &mut self.room)?;
-            remembered.note(&device.facts, against == Against::Field);
-            self.stale |= against == Against::Presence;
-            places.push(snapshot.devices.len());
-            let judged = remembered.judgement(&device.facts).map(|text| DeviceHealth::Unhealthy(text.clone()));
+            let reader = DeviceReader { library: &self.library, buffer: &mut self.buffer, worst: None };
+            let (found, scope) = reader.read(device)?;
+            known.note_presence(&device.facts, scope == ErrorScope::Field);
+            self.needs_rescan |= scope == ErrorScope::Presence;
+            places.push(reading.devices.len());
+            let xid_health = known.xid_reason(&device.facts).map(|text| DeviceHealth::Unhealthy(text.clone()));
             for mut part in found {
-                part.health = worse(part.health, judged.clone());
-                snapshot.push(part);
+                part.health = worse(part.health, xid_health.clone());
+                reading.push(part);
             }
         }
-        for device in closed {
-            device.add_to(&mut snapshot);
+        for device in unopened {
+            device.add_to(&mut reading);
         }
-        for device in &self.closed {
-            remembered.note(&device.known[0], false);
+        for device in &self.unopened {
+            known.note_presence(&device.known[0], false);
         }
-        // Each pair was found once, and places grow with the order of devices.
-        let placed = |&(a, b, kind): &(usize, usize, LinkKind)| {
-            let (one, other) = (*places.get(a)?, *places.get(b)?);
-            Some(DetectedLink { a: one.min(other), b: one.max(other), kind })
-        };
-        snapshot.links = self.links.iter().filter_map(placed).collect();
-        // A library that knows no device may just have looked too early, as may have a device that cannot say who it is.
-        self.stale |= count == 0 || self.opened.iter().any(|device| device.is_unsure);
-        Ok(snapshot)
+        // Each pair occurs once, and positions grow with the order of devices.
+        let link = |&(a, b, kind): &_| Some(DetectedLink::new(*places.get(a)?, *places.get(b)?, kind));
+        reading.links = self.links.iter().filter_map(link).collect();
+        // A library without devices may have been opened too early, as may a device whose facts are incomplete.
+        self.needs_rescan |= count == 0 || self.opened.iter().any(|device| device.is_incomplete);
+        Ok(reading)
     }
 
-    /// Whether a device is missing that opening the library again may bring back.
-    fn misses_devices(&self) -> bool {
-        self.stale || self.closed.iter().any(|device| device.code.against_at_opening() != Against::Field)
+    /// Whether a device is missing that reopening the library may bring back.
+    fn lacks_devices(&self) -> bool {
+        self.needs_rescan || self.unopened.iter().any(|device| device.code.scope_at_opening() != ErrorScope::Field)
     }
 
-    /// Whether a device that could not be opened can be now.
-    fn is_any_back(&self) -> bool {
-        let mut counted = self.closed.iter().filter_map(|device| device.index);
+    /// Whether a device that could not be opened can be opened now.
+    fn has_returned_device(&self) -> bool {
+        let mut counted = self.unopened.iter().filter_map(|device| device.index);
         counted.any(|index| self.library.device(index).is_ok())
     }
 
-    fn is_any_cut_differently(&self) -> Answer<bool> {
+    fn has_mig_changed(&self) -> NvmlResult<bool> {
         for device in &self.opened {
-            match device.is_cut_differently(&self.library) {
+            match device.has_mig_changed(&self.library) {
                 Ok(false) => {}
                 Ok(true) => return Ok(true),
-                Err(code) if code.against() == Against::Driver => return Err(code),
-                // The reading that follows finds out what is wrong with the device.
+                Err(code) if code.scope() == ErrorScope::Driver => return Err(code),
+                // The reading that follows reports the device's error.
                 Err(_) => {}
             }
         }
         Ok(false)
     }
 
-    fn look_for_devices(&mut self, count: u32, remembered: &mut Remembered) -> Answer<()> {
-        self.let_go();
-        let mut refused = Vec::new();
+    fn open_devices(&mut self, count: u32, known: &mut KnownDevices) -> NvmlResult<()> {
+        self.close_handles();
+        let mut failures = Vec::new();
         for index in 0..count.min(limits::DEVICES as u32) {
-            match Opened::open(&self.library, index, self.driver.as_ref(), &self.sys) {
+            match OpenedDevice::open(&self.library, index, self.driver.as_ref(), &self.sys) {
                 Ok(device) => self.opened.push(device),
-                Err(code) if code.against() == Against::Driver => return Err(code),
-                Err(code) => refused.push((index, code)),
+                Err(code) if code.scope() == ErrorScope::Driver => return Err(code),
+                Err(code) => failures.push((index, code)),
             }
         }
-        // Where no device can be opened for a reason nobody can name, it is the library or this container.
-        if self.opened.is_empty() && !refused.is_empty() && refused.iter().all(|(_, code)| *code == Code::UNKNOWN) {
-            return Err(Code::UNKNOWN);
+        // If no device can be opened for an unknown reason, the library or this container is at fault.
+        let all_unknown = failures.iter().all(|failure| failure.1 == NvmlCode::UNKNOWN);
+        if self.opened.is_empty() && !failures.is_empty() && all_unknown {
+            return Err(NvmlCode::UNKNOWN);
         }
         for device in &mut self.opened {
             let instances = device.instances.iter().map(|instance| instance.facts.clone()).collect();
-            remembered.keep(&mut device.facts, instances);
+            known.update(&mut device.facts, instances);
         }
-        self.closed = closed(&self.opened, refused, remembered);
-        self.links = devices::between(&self.library, &self.opened);
+        self.unopened = list_unopened(&self.opened, failures, known);
+        self.links = devices::links_between(&self.library, &self.opened);
         self.events = self.library.new_event_set().ok();
         if let Some(events) = self.events {
             for device in &self.opened {
-                // A device that cannot tell of Xids is none the worse for it.
+                // A device without Xid events is still usable.
                 let _ = self.library.register_xids(device.handle, events);
             }
         }
         self.count = count;
-        self.stale = false;
+        self.needs_rescan = false;
         Ok(())
     }
 
-    fn hear_events(&self, remembered: &mut Remembered, snapshot: &mut SourceReading) {
+    fn poll_events(&self, known: &mut KnownDevices, reading: &mut SourceReading) {
         let Some(events) = self.events else { return };
-        for _ in 0..EVENTS {
+        for _ in 0..MAX_EVENTS {
             match self.library.next_event(events) {
-                Ok(Some(event)) => self.hear(event, remembered, snapshot),
+                Ok(Some(event)) => self.handle_xid(event, known, reading),
                 Ok(None) => return,
-                // That events cannot be heard says nothing about the devices.
-                Err(code) => return snapshot.warn(format!("events of the driver cannot be heard: {}", code.words())),
+                // A failure to read events says nothing about the devices.
+                Err(code) => return reading.warn(format!("cannot read driver events: {}", code.description())),
             }
         }
     }
 
-    fn hear(&self, event: XidEvent, remembered: &mut Remembered, snapshot: &mut SourceReading) {
+    fn handle_xid(&self, event: XidEvent, known: &mut KnownDevices, reading: &mut SourceReading) {
         let device = self.opened.iter().find(|device| device.handle == event.device);
-        let name = device.map_or_else(|| "a GPU that is not known".into(), |device| spoken(&device.facts));
-        let Verdict { severity, meaning, remedy } = xid::judge(event.xid.try_into().unwrap_or(u32::MAX));
+        let name = device.map_or_else(|| "an unknown GPU".into(), |device| display_name(&device.facts));
+        let XidDescription { severity, meaning, remedy } = xid::describe_xid(event.xid.try_into().unwrap_or(u32::MAX));
         let then = if remedy.is_empty() { String::new() } else { format!(": {remedy}") };
         match (severity, device) {
-            (Severity::Application, _) => {}
-            (Severity::Unhealthy, Some(device)) => {
-                remembered.judge(&device.facts, format!("Xid {}: {meaning}{then}", event.xid));
+            (XidSeverity::Application, _) => {}
+            (XidSeverity::Unhealthy, Some(device)) => {
+                known.record_xid(&device.facts, format!("Xid {}: {meaning}{then}", event.xid));
             }
-            _ => snapshot.warn(format!("{name}: Xid {}: {meaning}{then}", event.xid)),
+            _ => reading.warn(format!("{name}: Xid {}: {meaning}{then}", event.xid)),
         }
     }
 
-    fn let_go(&mut self) {
+    fn close_handles(&mut self) {
         if let Some(events) = self.events.take() {
             self.library.free_event_set(events);
         }
         self.opened.clear();
-        self.closed.clear();
+        self.unopened.clear();
         self.links.clear();
     }
 }
 
-impl Drop for Session {
+impl Drop for NvmlSession {
     fn drop(&mut self) {
-        self.let_go();
+        self.close_handles();
     }
 }
 
-impl Closed {
-    fn add_to(&self, snapshot: &mut SourceReading) {
+impl UnopenedDevice {
+    fn add_to(&self, reading: &mut SourceReading) {
         let Self { index, code, known } = self;
-        let health = match code.against_at_opening() {
-            Against::Presence => Some(DeviceHealth::Lost),
-            Against::Device => Some(DeviceHealth::Unhealthy(code.words().into())),
-            // That this process may not open it says nothing about the device.
-            Against::Field | Against::Driver => None,
+        let health = match code.scope_at_opening() {
+            ErrorScope::Presence => Some(DeviceHealth::Lost),
+            ErrorScope::Device => Some(DeviceHealth::Unhealthy(code.description().into())),
+            // Missing permission says nothing about the device.
+            ErrorScope::Field | ErrorScope::Driver => None,
         };
         match index {
-            Some(_) => snapshot.warn(format!("{} cannot be opened: {}", spoken(&known[0]), code.words())),
-            None => snapshot.warn(format!("{} was here and is gone", spoken(&known[0]))),
+            Some(_) => reading.warn(format!("{} cannot be opened: {}", display_name(&known[0]), code.description())),
+            None => reading.warn(format!("{} is gone", display_name(&known[0]))),
         }
         for facts in known {
-            snapshot.push(unreadable(facts.clone(), *code, health.clone()));
+            reading.push(unreadable_device(facts.clone(), *code, health.clone()));
         }
     }
 }
 
-/// The devices that could not be opened, by number, and then those that were here before and are not counted any more.
+/// Returns the devices that could not be opened, by index, and then the known devices that are no longer counted.
 ///
-/// A device that cannot be opened cannot say who it is; it is taken for the one that last had its number, if that one
-/// is not here.
-fn closed(opened: &[Opened], refused: Vec<(u32, Code)>, remembered: &Remembered) -> Vec<Closed> {
+/// A device that cannot be opened has no identity; it is taken for the missing device that last had its index.
+fn list_unopened(opened: &[OpenedDevice], failures: Vec<(u32, NvmlCode)>, known: &KnownDevices) -> Vec<UnopenedDevice> {
     let present: Vec<&DetectedDevice> = opened.iter().map(|device| &device.facts).collect();
-    let mut missing: Vec<Closed> = remembered
+    let mut missing: Vec<UnopenedDevice> = known
         .missing(&present)
         .map(|device| {
             let known = std::iter::once(&device.facts).chain(&device.instances).cloned().collect();
-            Closed { index: None, code: Code::LOST, known }
+            UnopenedDevice { index: None, code: NvmlCode::LOST, known }
         })
         .collect();
-    let mut closed: Vec<Closed> = refused
+    let mut unopened: Vec<UnopenedDevice> = failures
         .into_iter()
         .map(|(index, code)| {
             let known = match missing.iter().position(|device| device.known[0].index == Some(index)) {
                 Some(place) => missing.remove(place).known,
                 None => vec![DetectedDevice { index: Some(index), ..DetectedDevice::new(Vendor::Nvidia) }],
             };
-            Closed { index: Some(index), code, known }
+            UnopenedDevice { index: Some(index), code, known }
         })
         .collect();
-    closed.append(&mut missing);
-    closed
+    unopened.append(&mut missing);
+    unopened
 }
 
-/// A device as people know it.
-fn spoken(facts: &DetectedDevice) -> String {
+/// Returns the name of a device for people.
+fn display_name(facts: &DetectedDevice) -> String {
     match (&facts.uuid, facts.pci, facts.index) {
         (Some(uuid), ..) => format!("GPU {uuid}"),
         (None, Some(pci), _) => format!("GPU at {pci}"),
-        (None, None, Some(index)) => format!("GPU number {index}"),
+        (None, None, Some(index)) => format!("GPU {index}"),
         (None, None, None) => "a GPU".into(),
     }
 }

@@ -1,4 +1,4 @@
-//! What can be made to go wrong with a simulated device, and how it is written.
+//! Faults of simulated devices, and their text form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,110 +6,101 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Something that goes wrong with a device until it is cleared. A device has at most one of each kind, but any number
-/// of squatters.
+/// A fault of a device until it is cleared. A device has at most one fault of each kind, but any number of squatters.
 ///
-/// As text it is its name and its numbers, as in `lost`, `hot:97`, `squatter:4242:2048:35`; in JSON an object, as in
+/// As text, a fault is its name and its numbers: `lost`, `hot:97`, `squatter:4242:2048:35`. As JSON it is an object:
 /// `{"fault":"hot","temperature_c":97}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "fault", rename_all = "snake_case", deny_unknown_fields)]
 pub enum SimulatedFault {
-    /// It fell off the bus: still listed, nothing of it can be read.
+    /// The device fell off the bus: it is still listed, but no value can be read.
     Lost,
-    /// It is not listed at all.
+    /// The device is not listed.
     Vanish,
-    /// Its chip is this hot, whatever it does.
+    /// The chip has this temperature, regardless of load.
     Hot { temperature_c: i16 },
-    /// It counted errors of memory that could not be corrected.
+    /// The device counted uncorrectable memory errors.
     Ecc {
         uncorrectable: u32,
-        /// What became of the bad rows.
+        /// State of the bad rows.
         #[serde(default)]
         remap: RowRemapState,
     },
-    /// The driver answers nobody: a reading of any device blocks until this is cleared, or for so long.
+    /// The driver hangs: a reading of any device blocks until the fault is cleared or the time is over.
     HungDriver {
-        /// For at most so many seconds; then the reading fails.
+        /// Maximum time in seconds; then the reading fails.
         #[serde(default = "hung_seconds")]
         seconds: u32,
     },
-    /// Every reading takes so long.
+    /// Every reading takes this long.
     Slow {
-        /// In thousandths of a second.
+        /// Delay in milliseconds.
         millis: u32,
     },
-    /// The driver and its library are of different versions: no reading of any device succeeds.
+    /// The driver and its library have different versions: every reading of any device fails.
     Mismatch,
-    /// It does not support these fields.
+    /// The device does not support these fields.
     NotAvailable { fields: Vec<DeviceField> },
-    /// It fails to tell these fields.
+    /// Reading these fields fails.
     FailedField { fields: Vec<DeviceField> },
-    /// It says to be fully busy, whatever it does.
+    /// The device always reports full utilization.
     StuckUtilization,
-    /// A process of nobody uses it.
+    /// A process without a lease uses the device.
     Squatter {
-        /// Number of the process.
         pid: u32,
-        /// Device memory it uses, in MiB.
+        /// Device memory in use, in MiB.
         memory_mib: u64,
-        /// How busy it keeps the device, in percent.
+        /// Utilization in percent.
         #[serde(default)]
         utilization: u8,
     },
 }
 
-/// What became of the rows of memory with errors.
+/// State of memory rows with errors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowRemapState {
-    /// Others took their place.
+    /// The rows were remapped.
     #[default]
     Done,
-    /// Others will take their place after a reset.
+    /// The rows will be remapped after a reset.
     RemapPending,
-    /// There are no others left.
+    /// No spare rows are left.
     RemapFailed,
 }
 
-/// A field of a device that a fault can take away.
+/// A field of a device that a fault can remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceField {
     /// Total, reserved and used memory.
     Memory,
-    /// How busy it is.
     Utilization,
-    /// How warm it is.
     Temperature,
-    /// What it draws.
     Power,
-    /// The most it may draw.
     PowerLimit,
-    /// Who uses it.
     Processes,
 }
 
-/// A fault that cannot be, and what is allowed.
+/// An invalid fault, and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {value:?} is not allowed; allowed: {allowed}")]
 pub struct FaultError {
-    /// Which part of the fault.
     pub field: &'static str,
-    /// What it was.
+    /// Rejected value.
     pub value: String,
-    /// What it may be.
     pub allowed: &'static str,
 }
 
-/// Longest time a hung driver blocks or a slow one takes, in seconds.
-const PATIENCE_SECS: u32 = 3600;
-/// Largest memory of a squatter, in MiB.
-const MOST_MIB: u64 = 1 << 24;
+/// Maximum time that a hung driver blocks or a slow one takes, in seconds.
+const MAX_DELAY_SECS: u32 = 3600;
+/// Maximum memory of a squatter in MiB.
+const MAX_SQUATTER_MIB: u64 = 1 << 24;
 
-const FORMS: &str = "lost, vanish, hot:CELSIUS, ecc:ERRORS[:remap_pending|remap_failed], hung_driver[:SECONDS], \
+const FAULT_FORMS: &str = "lost, vanish, hot:CELSIUS, ecc:ERRORS[:remap_pending|remap_failed], hung_driver[:SECONDS], \
                      slow:MILLIS, mismatch, not_available:FIELD+FIELD…, failed_field:FIELD+FIELD…, \
                      stuck_utilization, squatter:PID:MIB[:PERCENT]";
-const FIELDS: &str = "memory, utilization, temperature, power, power_limit, processes";
+const FIELD_NAMES: &str = "memory, utilization, temperature, power, power_limit, processes";
 
 const fn hung_seconds() -> u32 {
     600
@@ -131,7 +122,7 @@ impl SimulatedFault {
         "squatter",
     ];
 
-    /// The name of its kind.
+    /// Returns the name of the kind.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Lost => "lost",
@@ -148,38 +139,38 @@ impl SimulatedFault {
         }
     }
 
-    /// Whether its numbers make sense; one that came as JSON may hold any.
+    /// Checks the numbers; a fault parsed from JSON may have any.
     pub fn check(&self) -> Result<(), FaultError> {
-        let wrong =
+        let invalid =
             |field, value: &dyn fmt::Display, allowed| Err(FaultError { field, value: value.to_string(), allowed });
         match self {
             Self::Hot { temperature_c } if !(0..=150).contains(temperature_c) => {
-                wrong("temperature_c", temperature_c, "0 to 150")
+                invalid("temperature_c", temperature_c, "0 to 150")
             }
-            Self::HungDriver { seconds } if *seconds > PATIENCE_SECS => wrong("seconds", seconds, "0 to 3600"),
-            Self::Slow { millis } if *millis > PATIENCE_SECS * 1000 => wrong("millis", millis, "0 to 3600000"),
+            Self::HungDriver { seconds } if *seconds > MAX_DELAY_SECS => invalid("seconds", seconds, "0 to 3600"),
+            Self::Slow { millis } if *millis > MAX_DELAY_SECS * 1000 => invalid("millis", millis, "0 to 3600000"),
             Self::NotAvailable { fields } | Self::FailedField { fields } if fields.is_empty() || fields.len() > 16 => {
-                wrong("fields", &format_args!("{} fields", fields.len()), FIELDS)
+                invalid("fields", &format_args!("{} fields", fields.len()), FIELD_NAMES)
             }
-            Self::Squatter { pid: 0, .. } => wrong("pid", &0, "1 to 4294967295"),
-            Self::Squatter { memory_mib, .. } if *memory_mib > MOST_MIB => {
-                wrong("memory_mib", memory_mib, "0 to 16777216")
+            Self::Squatter { pid: 0, .. } => invalid("pid", &0, "1 to 4294967295"),
+            Self::Squatter { memory_mib, .. } if *memory_mib > MAX_SQUATTER_MIB => {
+                invalid("memory_mib", memory_mib, "0 to 16777216")
             }
-            Self::Squatter { utilization, .. } if *utilization > 100 => wrong("utilization", utilization, "0 to 100"),
+            Self::Squatter { utilization, .. } if *utilization > 100 => invalid("utilization", utilization, "0 to 100"),
             _ => Ok(()),
         }
     }
 
     pub(crate) fn check_kind(kind: &str) -> Result<(), FaultError> {
-        if Self::KINDS.contains(&kind) { Ok(()) } else { Err(refused("fault", kind, FORMS)) }
+        if Self::KINDS.contains(&kind) { Ok(()) } else { Err(invalid_fault("fault", kind, FAULT_FORMS)) }
     }
 
-    /// Whether it is of the whole GPU, with every partition of it, rather than of one device.
-    pub(crate) const fn of_whole_gpu(&self) -> bool {
+    /// Whether the fault affects the whole GPU with all its partitions.
+    pub(crate) const fn affects_whole_gpu(&self) -> bool {
         matches!(self, Self::Lost | Self::Vanish | Self::Hot { .. } | Self::Ecc { .. })
     }
 
-    /// Whether one takes the place of the other on the same device.
+    /// Whether the fault replaces `other` on the same device.
     pub(crate) fn replaces(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Squatter { pid, .. }, Self::Squatter { pid: other, .. }) => pid == other,
@@ -187,8 +178,8 @@ impl SimulatedFault {
         }
     }
 
-    /// How long it holds up a reading.
-    pub(crate) const fn slowness(&self) -> Duration {
+    /// Returns the time by which the fault delays a reading.
+    pub(crate) const fn delay(&self) -> Duration {
         match self {
             Self::Slow { millis } => Duration::from_millis(*millis as u64),
             _ => Duration::ZERO,
@@ -206,33 +197,33 @@ impl FromStr for SimulatedFault {
         let fault = match kind {
             "lost" => Self::Lost,
             "vanish" => Self::Vanish,
-            "hot" => Self::Hot { temperature_c: number("temperature_c", next())? },
-            "ecc" => Self::Ecc { uncorrectable: number("uncorrectable", next())?, remap: remap(next())? },
+            "hot" => Self::Hot { temperature_c: parse_number("temperature_c", next())? },
+            "ecc" => Self::Ecc { uncorrectable: parse_number("uncorrectable", next())?, remap: parse_remap(next())? },
             "hung_driver" => {
-                let seconds = next().map_or(Ok(hung_seconds()), |seconds| number("seconds", Some(seconds)))?;
+                let seconds = next().map_or(Ok(hung_seconds()), |seconds| parse_number("seconds", Some(seconds)))?;
                 Self::HungDriver { seconds }
             }
-            "slow" => Self::Slow { millis: number("millis", next())? },
+            "slow" => Self::Slow { millis: parse_number("millis", next())? },
             "mismatch" => Self::Mismatch,
-            "not_available" => Self::NotAvailable { fields: fields(next())? },
-            "failed_field" => Self::FailedField { fields: fields(next())? },
+            "not_available" => Self::NotAvailable { fields: parse_fields(next())? },
+            "failed_field" => Self::FailedField { fields: parse_fields(next())? },
             "stuck_utilization" => Self::StuckUtilization,
             "squatter" => Self::Squatter {
-                pid: number("pid", next())?,
-                memory_mib: number("memory_mib", next())?,
-                utilization: next().map_or(Ok(0), |percent| number("utilization", Some(percent)))?,
+                pid: parse_number("pid", next())?,
+                memory_mib: parse_number("memory_mib", next())?,
+                utilization: next().map_or(Ok(0), |percent| parse_number("utilization", Some(percent)))?,
             },
-            _ => return Err(refused("fault", text, FORMS)),
+            _ => return Err(invalid_fault("fault", text, FAULT_FORMS)),
         };
         match next() {
             None => fault.check().map(|()| fault),
-            Some(_) => Err(refused("fault", text, FORMS)),
+            Some(_) => Err(invalid_fault("fault", text, FAULT_FORMS)),
         }
     }
 }
 
 impl fmt::Display for SimulatedFault {
-    /// The text it can be read from.
+    /// Writes the text form.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind())?;
         match self {
@@ -272,29 +263,29 @@ impl DeviceField {
     }
 }
 
-fn number<T: FromStr>(field: &'static str, text: Option<&str>) -> Result<T, FaultError> {
+fn parse_number<T: FromStr>(field: &'static str, text: Option<&str>) -> Result<T, FaultError> {
     let text = text.unwrap_or("");
-    text.parse().map_err(|_| refused(field, text, FORMS))
+    text.parse().map_err(|_| invalid_fault(field, text, FAULT_FORMS))
 }
 
-fn remap(text: Option<&str>) -> Result<RowRemapState, FaultError> {
+fn parse_remap(text: Option<&str>) -> Result<RowRemapState, FaultError> {
     match text {
         None => Ok(RowRemapState::Done),
         Some("remap_pending") => Ok(RowRemapState::RemapPending),
         Some("remap_failed") => Ok(RowRemapState::RemapFailed),
-        Some(other) => Err(refused("remap", other, "remap_pending, remap_failed, or nothing")),
+        Some(other) => Err(invalid_fault("remap", other, "remap_pending, remap_failed, or nothing")),
     }
 }
 
-fn fields(text: Option<&str>) -> Result<Vec<DeviceField>, FaultError> {
+fn parse_fields(text: Option<&str>) -> Result<Vec<DeviceField>, FaultError> {
     let field = |name: &str| {
         let named = DeviceField::ALL.into_iter().find(|field| field.name() == name.trim());
-        named.ok_or_else(|| refused("fields", name, FIELDS))
+        named.ok_or_else(|| invalid_fault("fields", name, FIELD_NAMES))
     };
     text.unwrap_or("").split('+').map(field).collect()
 }
 
-fn refused(field: &'static str, value: &str, allowed: &'static str) -> FaultError {
+fn invalid_fault(field: &'static str, value: &str, allowed: &'static str) -> FaultError {
     FaultError { field, value: value.chars().take(64).collect(), allowed }
 }
 
@@ -320,7 +311,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_fault_survives_text_and_json() {
+    fn every_fault_round_trips_through_text_and_json() {
         for text in TEXTS {
             let fault: SimulatedFault = text.parse().unwrap();
             assert_eq!(fault.to_string(), text);
@@ -330,12 +321,12 @@ mod tests {
         }
         for kind in SimulatedFault::KINDS {
             assert!(TEXTS.iter().any(|text| text.starts_with(kind)), "{kind}");
-            assert!(FORMS.contains(kind), "{kind}");
+            assert!(FAULT_FORMS.contains(kind), "{kind}");
         }
     }
 
     #[test]
-    fn numbers_that_may_be_left_out_have_a_meaning() {
+    fn optional_numbers_have_defaults() {
         assert_eq!("hung_driver".parse(), Ok(SimulatedFault::HungDriver { seconds: 600 }));
         assert_eq!("squatter:1:2".parse(), Ok(SimulatedFault::Squatter { pid: 1, memory_mib: 2, utilization: 0 }));
         let json: SimulatedFault = serde_json::from_str(r#"{"fault":"ecc","uncorrectable":3}"#).unwrap();
@@ -343,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_fault_is_answered_with_what_is_allowed() {
+    fn an_invalid_fault_is_refused_with_the_allowed_values() {
         let error = "melted".parse::<SimulatedFault>().unwrap_err();
         assert!(SimulatedFault::KINDS.iter().all(|kind| error.to_string().contains(kind)), "{error}");
         for (text, field) in [

@@ -1,4 +1,4 @@
-//! From a description to devices: identities, places on the bus, partitions, and which of them share a chip or a card.
+//! Layout of simulated devices: identities, PCI addresses, partitions, and shared chips and cards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,14 +10,14 @@ use gpupool_core::{Bytes, LinkKind, PciAddress, Share, Vendor};
 
 use crate::address::parse_pci_address;
 use crate::detected_device::DevicePartition;
-use crate::simulated::models::{Fabric, MigProfile, Model};
-use crate::simulated::spec::{Cards, Cut, SimulationSpec};
+use crate::simulated::models::{GpuFabric, GpuModel, MigProfile};
+use crate::simulated::spec::{CardGroup, Partitioning, SimulationSpec};
 use crate::source_reading::DetectedLink;
 
-/// What never changes of a simulated device.
+/// Fixed properties of a simulated device.
 #[derive(Debug, Clone)]
-pub(crate) struct Device {
-    pub model: &'static Model,
+pub(crate) struct SimulatedHardware {
+    pub model: &'static GpuModel,
     pub index: Option<u32>,
     pub minor: u32,
     pub uuid: Arc<str>,
@@ -27,21 +27,20 @@ pub(crate) struct Device {
     pub mig: Option<bool>,
     pub memory: Option<Bytes>,
     pub reserved: Option<Bytes>,
-    /// How much of its GPU it is.
     pub share_of_gpu: Share,
-    /// Number of its GPU, and the places of all devices on it: itself, and the partitions.
+    /// Number of its GPU, and the positions of all devices on it, including partitions.
     pub gpu: usize,
     pub on_gpu: Range<usize>,
-    /// The places of all devices on its card, which has one power sensor.
+    /// Positions of all devices on its card, which has one power sensor.
     pub on_card: Range<usize>,
-    pub fabric: Option<Fabric>,
-    /// The group of GPUs of its model that its fabric joins.
+    pub fabric: Option<GpuFabric>,
+    /// Group of GPUs of its model that its fabric connects.
     pub group: usize,
 }
 
-impl Device {
-    /// Whether it is a GPU that is cut by MIG, which takes no work itself.
-    pub(crate) fn is_cut_by_mig(&self) -> bool {
+impl SimulatedHardware {
+    /// Whether the device is a GPU in MIG mode, which takes no load itself.
+    pub(crate) fn is_in_mig_mode(&self) -> bool {
         self.mig == Some(true) && self.partition.is_none()
     }
 
@@ -50,54 +49,54 @@ impl Device {
     }
 }
 
-/// Every device of a description, in its order.
-pub(crate) fn devices(spec: &SimulationSpec) -> Vec<Device> {
-    let mut layout = Layout {
+/// Returns the devices of a description in its order.
+pub(crate) fn lay_out_devices(spec: &SimulationSpec) -> Vec<SimulatedHardware> {
+    let mut layout = LayoutBuilder {
         node: spec.node().unwrap_or("").as_bytes(),
         seed: spec.seed,
         cards: spec.cards.iter().map(|cards| cards.count).sum(),
-        given: spec.cards.iter().filter_map(|cards| cards.pci).collect(),
-        made: Made::default(),
+        reserved_addresses: spec.cards.iter().filter_map(|cards| cards.pci).collect(),
+        counters: LayoutCounters::default(),
         devices: Vec::new(),
     };
     for cards in &spec.cards {
         for _ in 0..cards.count {
-            layout.card(cards);
+            layout.add_card(cards);
         }
     }
     layout.devices
 }
 
-struct Layout<'a> {
+struct LayoutBuilder<'a> {
     node: &'a [u8],
     seed: u64,
-    /// Cards in all.
+    /// Total number of cards.
     cards: usize,
-    /// Places on the bus that were given, and are not made up again.
-    given: BTreeSet<PciAddress>,
-    made: Made,
-    devices: Vec<Device>,
+    /// Configured PCI addresses, which are not generated again.
+    reserved_addresses: BTreeSet<PciAddress>,
+    counters: LayoutCounters,
+    devices: Vec<SimulatedHardware>,
 }
 
-/// What was used so far.
+/// Numbers used so far.
 #[derive(Default)]
-struct Made {
+struct LayoutCounters {
     cards: usize,
     gpus: usize,
     indices: u32,
     nvidia_minors: u32,
     amd_minors: u32,
     addresses: u32,
-    /// Cards and GPUs of each model.
+    /// Number of cards and GPUs by model.
     of_model: BTreeMap<&'static str, (u64, usize)>,
 }
 
-impl Layout<'_> {
-    fn card(&mut self, cards: &Cards) {
+impl LayoutBuilder<'_> {
+    fn add_card(&mut self, cards: &CardGroup) {
         let first = self.devices.len();
         let model = cards.model;
-        let (cards_before, _) = *self.made.of_model.entry(model.key).or_default();
-        // By its number among those of its model, so that other models may come and go.
+        let (cards_before, _) = *self.counters.of_model.entry(model.key).or_default();
+        // Based on the number among cards of the same model, so that other models do not matter.
         let parts: [&[u8]; 3] = [self.node, model.key.as_bytes(), &cards_before.to_le_bytes()];
         let uuid: Arc<str> = match (&cards.uuid, model.vendor) {
             (Some(uuid), _) => uuid.clone(),
@@ -105,45 +104,45 @@ impl Layout<'_> {
             (None, _) => nvidia_uuid("GPU", self.seed, &parts).into(),
         };
         for _ in 0..model.dies {
-            self.gpu(cards, &uuid);
+            self.add_gpu(cards, &uuid);
         }
         let end = self.devices.len();
         for device in &mut self.devices[first..] {
             device.on_card = first..end;
         }
-        self.made.cards += 1;
-        self.made.of_model.entry(model.key).or_default().0 += 1;
+        self.counters.cards += 1;
+        self.counters.of_model.entry(model.key).or_default().0 += 1;
     }
 
-    fn gpu(&mut self, cards: &Cards, uuid: &Arc<str>) {
+    fn add_gpu(&mut self, cards: &CardGroup, uuid: &Arc<str>) {
         let first = self.devices.len();
         let model = cards.model;
-        let (_, gpus_before) = *self.made.of_model.entry(model.key).or_default();
-        let whole = Device {
+        let (_, gpus_before) = *self.counters.of_model.entry(model.key).or_default();
+        let whole = SimulatedHardware {
             model,
             index: None,
             minor: 0,
             uuid: uuid.clone(),
-            pci: cards.pci.unwrap_or_else(|| self.address()),
-            numa: u32::from(self.made.cards * 2 >= self.cards && self.cards > 1),
+            pci: cards.pci.unwrap_or_else(|| self.next_address()),
+            numa: u32::from(self.counters.cards * 2 >= self.cards && self.cards > 1),
             partition: None,
-            mig: (!model.mig.is_empty()).then_some(matches!(cards.cut, Cut::Mig(_))),
+            mig: (!model.mig.is_empty()).then_some(matches!(cards.partitioning, Partitioning::Mig(_))),
             memory: cards.memory,
             reserved: cards.reserved,
             share_of_gpu: Share::WHOLE,
-            gpu: self.made.gpus,
+            gpu: self.counters.gpus,
             on_gpu: 0..0,
             on_card: 0..0,
             fabric: cards.fabric,
             group: gpus_before / cards.fabric.map_or(1, |fabric| fabric.group.max(1)),
         };
-        match &cards.cut {
-            Cut::Whole => self.numbered(whole),
-            Cut::Amd(mode) => {
+        match &cards.partitioning {
+            Partitioning::Whole => self.push_numbered(whole),
+            Partitioning::Amd(mode) => {
                 for id in 0..mode.parts {
                     let partition = DevicePartition::Amd { id, mode: Some(mode.name.into()), parts: Some(mode.parts) };
                     let part = |bytes: Bytes| Bytes(bytes.0 / u64::from(mode.parts));
-                    self.numbered(Device {
+                    self.push_numbered(SimulatedHardware {
                         partition: Some(partition),
                         memory: whole.memory.map(part),
                         reserved: whole.reserved.map(part),
@@ -152,41 +151,41 @@ impl Layout<'_> {
                     });
                 }
             }
-            Cut::Mig(profiles) => {
-                self.numbered(whole);
-                self.mig_instances(first, profiles);
+            Partitioning::Mig(profiles) => {
+                self.push_numbered(whole);
+                self.add_mig_instances(first, profiles);
             }
         }
         let end = self.devices.len();
         for device in &mut self.devices[first..] {
             device.on_gpu = first..end;
         }
-        self.made.gpus += 1;
-        self.made.of_model.entry(model.key).or_default().1 += 1;
+        self.counters.gpus += 1;
+        self.counters.of_model.entry(model.key).or_default().1 += 1;
     }
 
-    /// Adds a device with a number and a device node of its own.
-    fn numbered(&mut self, device: Device) {
+    /// Adds a device with its own index and device node.
+    fn push_numbered(&mut self, device: SimulatedHardware) {
         let minors = match device.model.vendor {
-            Vendor::Amd => &mut self.made.amd_minors,
-            _ => &mut self.made.nvidia_minors,
+            Vendor::Amd => &mut self.counters.amd_minors,
+            _ => &mut self.counters.nvidia_minors,
         };
-        // AMD's is that of the render node.
+        // The minor number of AMD devices is that of the render node.
         let minor = *minors + if device.model.vendor == Vendor::Amd { 128 } else { 0 };
         *minors += 1;
-        self.devices.push(Device { index: Some(self.made.indices), minor, ..device });
-        self.made.indices += 1;
+        self.devices.push(SimulatedHardware { index: Some(self.counters.indices), minor, ..device });
+        self.counters.indices += 1;
     }
 
-    fn mig_instances(&mut self, gpu: usize, profiles: &[&'static MigProfile]) {
+    fn add_mig_instances(&mut self, gpu: usize, profiles: &[&'static MigProfile]) {
         let gpu = self.devices[gpu].clone();
         let slices = gpu.model.compute_slices();
         let mut taken = BTreeSet::new();
         for profile in profiles {
-            let from = first_instance(slices, profile.compute);
+            let from = first_instance_id(slices, profile.compute);
             let instance = (from..).find(|id| taken.insert(*id)).unwrap_or(from);
             let uuid = nvidia_uuid("MIG", self.seed, &[gpu.uuid.as_bytes(), &instance.to_le_bytes()]);
-            self.devices.push(Device {
+            self.devices.push(SimulatedHardware {
                 index: None,
                 uuid: uuid.into(),
                 partition: Some(DevicePartition::Mig {
@@ -203,21 +202,21 @@ impl Layout<'_> {
         }
     }
 
-    /// The next place on the bus that was not given to a device.
-    fn address(&mut self) -> PciAddress {
+    /// Generates the next PCI address that is not configured.
+    fn next_address(&mut self) -> PciAddress {
         loop {
-            let number = self.made.addresses;
-            self.made.addresses += 1;
+            let number = self.counters.addresses;
+            self.counters.addresses += 1;
             let address = PciAddress { domain: number / 60, bus: (4 + number % 60 * 4) as u8, device: 0, function: 0 };
-            if !self.given.contains(&address) {
+            if !self.reserved_addresses.contains(&address) {
                 return address;
             }
         }
     }
 }
 
-/// The smallest number drivers give to a GPU instance of this size.
-fn first_instance(slices: u32, compute: u32) -> u32 {
+/// Returns the smallest id that drivers give to a GPU instance of this size.
+fn first_instance_id(slices: u32, compute: u32) -> u32 {
     match (slices, compute) {
         (4, 2) => 1,
         (4, 1) => 3,
@@ -228,85 +227,85 @@ fn first_instance(slices: u32, compute: u32) -> u32 {
     }
 }
 
-// How simulated devices are joined: by the fabric of their model, else by PCIe in one NUMA node or across two.
+// Links of simulated devices: by the fabric of their model, or else by PCIe within or across NUMA nodes.
 
-/// The link of each pair of devices. MIG instances have none: they cannot talk to each other.
-pub(crate) fn links(devices: &[Device]) -> Vec<DetectedLink> {
-    let joinable = |&(_, device): &(usize, &Device)| !device.is_mig_instance();
-    let ends: Vec<(usize, &Device)> = devices.iter().enumerate().filter(joinable).collect();
-    let from = |(place, &(a, one)): (usize, &(usize, &Device))| {
+/// Returns the link of each pair of devices. MIG instances have none, because they cannot communicate.
+pub(crate) fn link_devices(devices: &[SimulatedHardware]) -> Vec<DetectedLink> {
+    let can_be_linked = |&(_, device): &(usize, &SimulatedHardware)| !device.is_mig_instance();
+    let ends: Vec<(usize, &SimulatedHardware)> = devices.iter().enumerate().filter(can_be_linked).collect();
+    let from = |(place, &(a, one)): (usize, &(usize, &SimulatedHardware))| {
         let rest = ends[place + 1..].iter();
-        rest.map(|&(b, other)| DetectedLink { a, b, kind: kind(one, other) }).collect::<Vec<_>>()
+        rest.map(|&(b, other)| DetectedLink { a, b, kind: link_kind(one, other) }).collect::<Vec<_>>()
     };
     ends.iter().enumerate().flat_map(from).collect()
 }
 
-fn kind(one: &Device, other: &Device) -> LinkKind {
-    let akin = one.model == other.model && one.group == other.group && one.fabric == other.fabric;
+fn link_kind(one: &SimulatedHardware, other: &SimulatedHardware) -> LinkKind {
+    let share_fabric = one.model == other.model && one.group == other.group && one.fabric == other.fabric;
     match one.fabric {
-        Some(fabric) if akin => fabric.link,
+        Some(fabric) if share_fabric => fabric.link,
         _ if one.numa == other.numa => LinkKind::SameNuma,
         _ => LinkKind::CrossNuma,
     }
 }
 
-// Numbers that are the same on every machine and after every restart: UUIDs, made-up pids, and what looks like noise.
+// Numbers that are equal on every machine and after every restart: UUIDs, pids, and fluctuation.
 
-/// A number that mixes what `parts` hold: FNV-1a over their bytes, each ended so that `ab`+`c` is not `a`+`bc`, then
-/// the finish of SplitMix64, because FNV alone leaves similar texts with similar high bits.
-pub(crate) fn mixed(seed: u64, parts: &[&[u8]]) -> u64 {
+/// Hashes `parts`: FNV-1a over their bytes, each with its length so that `ab`+`c` differs from `a`+`bc`, then the
+/// finish of SplitMix64, because FNV alone gives similar texts similar high bits.
+pub(crate) fn hash_parts(seed: u64, parts: &[&[u8]]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
-    let mut hash = 0xcbf2_9ce4_8422_2325 ^ finished(seed);
+    let mut hash = 0xcbf2_9ce4_8422_2325 ^ finish_hash(seed);
     for part in parts {
         let length = (part.len() as u64).to_le_bytes();
         for byte in part.iter().chain(&length) {
             hash = (hash ^ u64::from(*byte)).wrapping_mul(PRIME);
         }
     }
-    finished(hash)
+    finish_hash(hash)
 }
 
-/// An NVIDIA UUID for what `parts` name: `GPU-…` or `MIG-…`.
+/// Returns an NVIDIA UUID derived from `parts`: `GPU-…` or `MIG-…`.
 pub(crate) fn nvidia_uuid(prefix: &str, seed: u64, parts: &[&[u8]]) -> String {
-    let (high, low) = (mixed(seed, parts), mixed(!seed, parts));
+    let (high, low) = (hash_parts(seed, parts), hash_parts(!seed, parts));
     let groups = (high >> 32, (high >> 16) & 0xffff, high & 0xffff, low >> 48, low & 0xffff_ffff_ffff);
     format!("{prefix}-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", groups.0, groups.1, groups.2, groups.3, groups.4)
 }
 
-/// An AMD unique id for what `parts` name.
+/// Returns an AMD unique id derived from `parts`.
 pub(crate) fn amd_uuid(seed: u64, parts: &[&[u8]]) -> String {
-    format!("GPU-{:016x}", mixed(seed, parts))
+    format!("GPU-{:016x}", hash_parts(seed, parts))
 }
 
-fn finished(number: u64) -> u64 {
+fn finish_hash(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
-// Which simulated devices somebody means.
+// Selection of simulated devices.
 
-/// A simulated device's place among all of its node, lost and vanished ones included; it never changes.
+/// Position of a simulated device among all of its node, including lost and vanished ones; it never changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DevicePosition(pub usize);
 
-/// Which devices are meant. As text: `all`, `place:3`, `3` (the source's number), a UUID, or a PCI address.
+/// Targeted devices. As text: `all`, `place:3`, `3` (index of the source), a UUID, or a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FaultTarget {
     All,
-    /// The one at this place.
+    /// The device at this position.
     Position(DevicePosition),
-    /// The one with this number in the source's listing.
+    /// The device with this index in the source's listing.
     Index(u32),
-    /// Every one that carries this UUID.
+    /// All devices with this UUID.
     Uuid(Arc<str>),
-    /// Every one at this place on the bus.
+    /// All devices with this PCI address.
     Pci(PciAddress),
 }
 
 impl FaultTarget {
-    pub(crate) fn means(&self, place: usize, device: &Device) -> bool {
+    pub(crate) fn matches(&self, place: usize, device: &SimulatedHardware) -> bool {
         match self {
             Self::All => true,
             Self::Position(wanted) => wanted.0 == place,
@@ -320,7 +319,7 @@ impl FaultTarget {
 impl FromStr for FaultTarget {
     type Err = std::convert::Infallible;
 
-    /// Any text is a target; whether there is such a device shows when it is used.
+    /// Accepts any text; a missing device is reported on use.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         if text.eq_ignore_ascii_case("all") {
@@ -348,13 +347,12 @@ impl fmt::Display for FaultTarget {
     }
 }
 
-/// No simulated device is meant.
+/// The target matches no simulated device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no simulated device is {target}; there are: {}", there_are.join(", "))]
+#[error("no simulated device matches {target}; existing devices: {}", there_are.join(", "))]
 pub struct NoSuchDevice {
-    /// What was asked for.
     pub target: String,
-    /// UUIDs of those there are, the first few.
+    /// UUIDs of the first few existing devices.
     pub there_are: Vec<String>,
 }
 
@@ -363,8 +361,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identities_stay_what_they_were_in_earlier_versions() {
-        // A pool that ran on simulated devices finds them again after an upgrade.
+    fn identities_are_the_same_as_in_earlier_versions() {
+        // A pool that ran on simulated devices must find them again after an upgrade.
         assert_eq!(
             nvidia_uuid("GPU", 0, &[b"", b"H100", &0u64.to_le_bytes()]),
             "GPU-5ee05ef4-cd1d-8e22-adf2-48a96d409afd"
@@ -373,13 +371,13 @@ mod tests {
     }
 
     #[test]
-    fn where_one_part_ends_matters() {
-        assert_ne!(mixed(0, &[b"ab", b"c"]), mixed(0, &[b"a", b"bc"]));
-        assert_ne!(mixed(0, &[b"a"]), mixed(1, &[b"a"]));
+    fn the_hash_depends_on_the_borders_of_parts() {
+        assert_ne!(hash_parts(0, &[b"ab", b"c"]), hash_parts(0, &[b"a", b"bc"]));
+        assert_ne!(hash_parts(0, &[b"a"]), hash_parts(1, &[b"a"]));
     }
 
     #[test]
-    fn a_target_survives_text() {
+    fn a_target_round_trips_through_text() {
         for text in ["all", "place:3", "7", "GPU-0123456789abcdef", "MIG-1-2", "0000:c1:00.0"] {
             assert_eq!(text.parse::<FaultTarget>().unwrap().to_string(), text);
         }

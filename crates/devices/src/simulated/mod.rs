@@ -1,8 +1,8 @@
-//! Devices that do not exist and behave as if they did: a [`crate::DeviceSource`] like any other.
+//! Simulated devices: a [`crate::DeviceSource`] like any other.
 //!
-//! A [`SimulationSpec`] says which devices there are (`--simulate 4xH100`, or a TOML file). A [`SimulatedMachine`] is their state: pure,
-//! time is an argument. [`SimulatedSource`] is the source that reads it by a clock, and [`SimulationControl`] the handle by
-//! which an agent puts the load of its leases on them and a person makes them fail.
+//! A [`SimulationSpec`] describes the devices (`--simulate 4xH100`, or a TOML file). A [`SimulatedMachine`] is their
+//! pure state; time is an argument. [`SimulatedSource`] reads it by a clock. [`SimulationControl`] applies the load of
+//! leases and injects faults.
 
 mod faults;
 mod layout;
@@ -27,53 +27,53 @@ use gpupool_core::DeviceIdentity;
 use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::SourceReading;
 
-/// Devices that do not exist, as a source like any other.
+/// Source that reads simulated devices.
 #[derive(Debug)]
 pub struct SimulatedSource {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSimulation>,
 }
 
-/// Puts load on simulated devices and makes them fail. Its clones control the same devices.
+/// Control of simulated devices: their load and faults. Clones control the same devices.
 #[derive(Debug, Clone)]
 pub struct SimulationControl {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSimulation>,
 }
 
-/// A simulated device, as it is known to whoever controls it.
+/// Description of a simulated device for its controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SimulatedDevice {
-    /// Where it is among all of them.
+    /// Position among all devices.
     pub place: DevicePosition,
-    /// What makes it the same device after a restart.
+    /// Permanent identity.
     pub identity: DeviceIdentity,
-    /// The number the source gives it; MIG instances have none.
+    /// Index in the source's listing; MIG instances have none.
     pub index: Option<u32>,
-    /// Its UUID, which parts of one AMD card share.
+    /// UUID, shared by the partitions of an AMD card.
     pub uuid: Arc<str>,
     pub name: &'static str,
 }
 
-/// A lock rather than messages, because a hung driver is a reading that waits inside the source while somebody else
-/// clears the fault, and because a thread that would own the devices would have to outlive every reading.
-struct Shared {
-    state: Mutex<State>,
-    /// Faults changed: whoever waits for a hung driver looks again.
+/// A lock instead of messages, because a hung driver is a reading that waits inside the source while another thread
+/// clears the fault, and because a thread that owns the devices would have to outlive every reading.
+struct SharedSimulation {
+    state: Mutex<SimulationState>,
+    /// Notifies readings that wait for a hung driver that faults changed.
     faults_changed: Condvar,
-    /// A reading began to wait.
+    /// Notifies that a reading began to wait.
     reading_blocked: Condvar,
 }
 
-struct State {
-    world: SimulatedMachine,
+struct SimulationState {
+    machine: SimulatedMachine,
     clock: Box<dyn Fn() -> Duration + Send>,
     blocked: usize,
 }
 
 impl SimulatedSource {
-    /// The devices of a description by the time of a clock, and the handle that controls them.
+    /// Creates the source of the described devices with a clock, and its control.
     pub fn new(spec: &SimulationSpec, clock: impl Fn() -> Duration + Send + 'static) -> (Self, SimulationControl) {
-        let state = State { world: SimulatedMachine::new(spec), clock: Box::new(clock), blocked: 0 };
-        let shared = Arc::new(Shared {
+        let state = SimulationState { machine: SimulatedMachine::new(spec), clock: Box::new(clock), blocked: 0 };
+        let shared = Arc::new(SharedSimulation {
             state: Mutex::new(state),
             faults_changed: Condvar::new(),
             reading_blocked: Condvar::new(),
@@ -88,75 +88,74 @@ impl DeviceSource for SimulatedSource {
     }
 
     fn read(&mut self) -> Result<SourceReading, SourceError> {
-        let mut state = self.shared.once_driver_answers()?;
-        state.catch_up();
-        state.world.reading()
+        let mut state = self.shared.wait_for_driver()?;
+        state.advance_to_now();
+        state.machine.reading()
     }
 }
 
 impl SimulationControl {
-    /// Puts work of `holder` on a device, or changes the work it has there.
+    /// Sets the load of `holder` on a device.
     pub fn set_load(&self, place: DevicePosition, holder: u64, load: SimulatedLoad) -> Result<(), LoadError> {
-        self.shared.now().world.set_load(place, holder, load)
+        self.shared.lock_current().machine.set_load(place, holder, load)
     }
 
-    /// Takes the work of `holder` off a device, if it has any there.
+    /// Removes the load of `holder` from a device, if any.
     pub fn clear_load(&self, place: DevicePosition, holder: u64) {
-        self.shared.now().world.clear_load(place, holder);
+        self.shared.lock_current().machine.clear_load(place, holder);
     }
 
-    /// Lets something go wrong with devices, and says with how many.
+    /// Injects a fault, and returns the number of targeted devices.
     pub fn inject_fault(&self, target: &FaultTarget, fault: &SimulatedFault) -> Result<usize, ControlError> {
-        let done = self.shared.now().world.inject_fault(target, fault);
+        let count = self.shared.lock_current().machine.inject_fault(target, fault);
         self.shared.faults_changed.notify_all();
-        done
+        count
     }
 
-    /// Makes devices well again, or takes away one kind of fault (see [`SimulatedFault::KINDS`]), and says how many faults that
-    /// were. Readings that wait for the driver go on.
+    /// Clears all faults of devices, or those of one kind (see [`SimulatedFault::KINDS`]), and returns their number.
+    /// Readings that wait for the driver continue.
     pub fn clear_faults(&self, target: &FaultTarget, kind: Option<&str>) -> Result<usize, ControlError> {
-        let done = self.shared.now().world.clear_faults(target, kind);
+        let count = self.shared.lock_current().machine.clear_faults(target, kind);
         self.shared.faults_changed.notify_all();
-        done
+        count
     }
 
-    /// Everything that is wrong now.
     pub fn faults(&self) -> Vec<DeviceFault> {
-        self.shared.now().world.faults()
+        self.shared.lock_current().machine.faults()
     }
 
-    /// All devices, vanished ones too.
+    /// Returns all devices, including vanished ones.
     pub fn devices(&self) -> Vec<SimulatedDevice> {
-        self.shared.now().world.identified()
+        self.shared.lock_current().machine.list_devices()
     }
 
-    /// Waits until a reading is blocked by a driver that is hung or slow; `false` if none is by then.
+    /// Waits until a hung or slow driver blocks a reading; `false` if none is blocked by then.
     pub fn wait_for_blocked_reading(&self, at_most: Duration) -> bool {
-        let none_blocked = |state: &mut State| state.blocked == 0;
+        let none_blocked = |state: &mut SimulationState| state.blocked == 0;
         let waited = self.shared.reading_blocked.wait_timeout_while(self.shared.lock(), at_most, none_blocked);
         waited.unwrap_or_else(PoisonError::into_inner).0.blocked > 0
     }
 }
 
-impl Shared {
-    /// A panic elsewhere leaves readings that are wrong at worst, of devices that do not exist.
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedSimulation {
+    /// Ignores poisoning: a panic at worst leaves wrong values of simulated devices.
+    fn lock(&self) -> MutexGuard<'_, SimulationState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> MutexGuard<'_, State> {
+    fn lock_current(&self) -> MutexGuard<'_, SimulationState> {
         let mut state = self.lock();
-        state.catch_up();
+        state.advance_to_now();
         state
     }
 
-    /// Waits while the driver is hung or slow, in real time: a clock of a test stands still meanwhile.
-    fn once_driver_answers(&self) -> Result<MutexGuard<'_, State>, SourceError> {
-        let asked = Instant::now();
+    /// Waits in real time while the driver is hung or slow, because a test's clock stands still meanwhile.
+    fn wait_for_driver(&self) -> Result<MutexGuard<'_, SimulationState>, SourceError> {
+        let started = Instant::now();
         let mut state = self.lock();
         loop {
-            let waited = asked.elapsed();
-            let (hung, slow) = state.world.holds_up();
+            let waited = started.elapsed();
+            let (hung, slow) = state.machine.driver_delays();
             let wait = match hung {
                 Some(patience) if waited >= patience => {
                     return Err(SourceError::Unresponsive { what: "simulated driver".into(), after: waited });
@@ -174,26 +173,26 @@ impl Shared {
     }
 }
 
-impl State {
-    fn catch_up(&mut self) {
+impl SimulationState {
+    fn advance_to_now(&mut self) {
         let now = (self.clock)();
-        self.world.advance(now);
+        self.machine.advance(now);
     }
 }
 
 impl SimulatedMachine {
-    /// For how long readings hang, if they do, and how long they take.
-    fn holds_up(&self) -> (Option<Duration>, Duration) {
+    /// Returns the time that readings hang, if any, and the time that they take.
+    fn driver_delays(&self) -> (Option<Duration>, Duration) {
         let faults = || self.states.iter().flat_map(|state| &state.faults);
         let hung = faults().filter_map(|fault| match fault {
             SimulatedFault::HungDriver { seconds } => Some(Duration::from_secs((*seconds).into())),
             _ => None,
         });
-        (hung.max(), faults().map(SimulatedFault::slowness).max().unwrap_or_default())
+        (hung.max(), faults().map(SimulatedFault::delay).max().unwrap_or_default())
     }
 
-    fn identified(&self) -> Vec<SimulatedDevice> {
-        let identities = self.whole().identities();
+    fn list_devices(&self) -> Vec<SimulatedDevice> {
+        let identities = self.identity_reading().identities();
         let device = |(place, identity): (usize, DeviceIdentity)| {
             let device = &self.devices[place];
             let (index, uuid, name) = (device.index, device.uuid.clone(), device.model.name);
@@ -203,36 +202,34 @@ impl SimulatedMachine {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedSimulation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").finish_non_exhaustive()
     }
 }
 
-/// A clock that goes on only when told to, for tests. Its clones show the same time.
+/// A clock that advances only on demand, for tests. Clones share the time.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// Lets so much time pass.
     pub fn advance(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(now.saturating_add(nanos)));
     }
 
-    /// The time it shows.
     fn now(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }
 
-    /// The clock as [`SimulatedSource`] takes it.
+    /// Returns the clock as a function for [`SimulatedSource`].
     pub fn ticking(&self) -> impl Fn() -> Duration + Send + 'static {
         let clock = self.clone();
         move || clock.now()
     }
 }
 
-/// A clock that shows real time, from zero now.
+/// Returns a clock of real time that starts at zero.
 pub fn monotonic_clock() -> impl Fn() -> Duration + Send + 'static {
     let start = Instant::now();
     move || start.elapsed()

@@ -1,65 +1,65 @@
-//! What simulated devices report at a moment, in the words of their drivers.
+//! Values that simulated devices report, in the style of their drivers.
 
 use std::borrow::Cow;
 
 use gpupool_core::{Bytes, DeviceHealth, Percent, Vendor};
 
 use super::faults::{DeviceField, RowRemapState, SimulatedFault};
-use super::layout::Device;
+use super::layout::SimulatedHardware;
 use super::physics::{MemoryInUse, SimulatedMachine};
 use crate::detected_device::{
     DetectedDevice, DevicePartition, DeviceProcess, MemoryReading, Milliwatts, ProcessActivity, UsedMemoryScope,
 };
-use crate::reported::{Reported, Words};
+use crate::reported::{MissingReason, Reported};
 use crate::source::SourceError;
 use crate::source_reading::SourceReading;
 
 const NVIDIA_DRIVER: &str = "580.65.06";
 const AMD_DRIVER: &str = "6.12.12";
-/// How a driver says that it cannot tell a field.
-const CANNOT: Words = Cow::Borrowed("[N/A]");
-/// How a driver says that it fails to tell a field.
-const FAILED: Words = Cow::Borrowed("[Unknown Error]");
+/// A driver's text for an unsupported field.
+const NOT_AVAILABLE: MissingReason = Cow::Borrowed("[N/A]");
+/// A driver's text for a failed field.
+const UNKNOWN_ERROR: MissingReason = Cow::Borrowed("[Unknown Error]");
 
 impl SimulatedMachine {
-    /// Everything the devices report now.
+    /// Returns the current values of all devices.
     pub fn reading(&self) -> Result<SourceReading, SourceError> {
         if self.states.iter().any(|state| state.faults.contains(&SimulatedFault::Mismatch)) {
-            let said = "Failed to initialize: Driver/library version mismatch (simulated)";
-            return Err(SourceError::VersionMismatch(said.into()));
+            let message = "Failed to initialize: Driver/library version mismatch (simulated)";
+            return Err(SourceError::VersionMismatch(message.into()));
         }
-        let mut snapshot = SourceReading::default();
-        let mut shown = Vec::with_capacity(self.devices.len());
+        let mut reading = SourceReading::default();
+        let mut positions = Vec::with_capacity(self.devices.len());
         for place in 0..self.devices.len() {
             let faults: Vec<&SimulatedFault> = self.faults_of(place).collect();
             let vanished = faults.contains(&&SimulatedFault::Vanish);
-            if let Some(warning) = remapped_rows(&self.devices[place], &faults).filter(|_| !vanished) {
-                snapshot.warn(warning);
+            if let Some(warning) = remapped_rows_warning(&self.devices[place], &faults).filter(|_| !vanished) {
+                reading.warn(warning);
             }
-            shown.push(if vanished { None } else { snapshot.push(self.found(place, &faults)) });
+            positions.push(if vanished { None } else { reading.push(self.read_device(place, &faults)) });
         }
-        // Each pair is there once already, so they are not looked for.
-        snapshot.links = self.links.iter().filter_map(|link| link.moved(&shown)).collect();
-        Ok(snapshot)
+        // Each pair occurs once already, so `join` is not needed.
+        reading.links = self.links.iter().filter_map(|link| link.map_positions(&positions)).collect();
+        Ok(reading)
     }
 
-    /// All devices as if nothing were wrong, with what never changes only.
-    pub(super) fn whole(&self) -> SourceReading {
-        SourceReading { devices: self.devices.iter().map(identified).collect(), ..SourceReading::default() }
+    /// Returns all devices without faults and values, with their identity only.
+    pub(super) fn identity_reading(&self) -> SourceReading {
+        SourceReading { devices: self.devices.iter().map(identity_of).collect(), ..SourceReading::default() }
     }
 
-    /// What is wrong with a device: its own faults, and those of its whole GPU that are on another part of it.
+    /// Returns the faults of a device: its own, and the faults of its whole GPU that are stored on another partition.
     pub(super) fn faults_of(&self, place: usize) -> impl Iterator<Item = &SimulatedFault> {
         let on_gpu = self.devices[place].on_gpu.clone();
         let of_others = on_gpu.filter(move |other| *other != place).flat_map(|other| &self.states[other].faults);
-        self.states[place].faults.iter().chain(of_others.filter(|fault| fault.of_whole_gpu()))
+        self.states[place].faults.iter().chain(of_others.filter(|fault| fault.affects_whole_gpu()))
     }
 
-    fn found(&self, place: usize, faults: &[&SimulatedFault]) -> DetectedDevice {
+    fn read_device(&self, place: usize, faults: &[&SimulatedFault]) -> DetectedDevice {
         let device = &self.devices[place];
-        let mut found = identified(device);
+        let mut found = identity_of(device);
         if faults.contains(&&SimulatedFault::Lost) {
-            take_away(&mut found, &DeviceField::ALL, &Reported::Failed("GPU is lost".into()));
+            clear_fields(&mut found, &DeviceField::ALL, &Reported::Failed("GPU is lost".into()));
             found.health = Some(DeviceHealth::Lost);
             return found;
         }
@@ -67,7 +67,7 @@ impl SimulatedMachine {
         self.read_sensors(place, &mut found);
         found.health = Some(DeviceHealth::Healthy);
         for fault in faults {
-            apply(fault, &mut found);
+            apply_fault(fault, &mut found);
         }
         found
     }
@@ -80,10 +80,10 @@ impl SimulatedMachine {
         found.processes = Reported::Value(self.processes(place, &in_use));
         let Some(total) = device.memory else {
             found.memory.unified = true;
-            take_away(found, &[DeviceField::Memory], &Reported::Unsupported(CANNOT));
+            clear_fields(found, &[DeviceField::Memory], &Reported::Unsupported(NOT_AVAILABLE));
             return;
         };
-        let used = if device.is_cut_by_mig() { self.used_by_instances(device) } else { in_use.all };
+        let used = if device.is_in_mig_mode() { self.memory_used_by_instances(device) } else { in_use.all };
         let used = used.saturating_add(idle_memory(device)).min(capacity.unwrap_or(total));
         found.memory = MemoryReading {
             total: Reported::Value(total),
@@ -98,7 +98,7 @@ impl SimulatedMachine {
         };
     }
 
-    fn used_by_instances(&self, gpu: &Device) -> Bytes {
+    fn memory_used_by_instances(&self, gpu: &SimulatedHardware) -> Bytes {
         let used = |place: usize| self.memory(place, self.devices[place].memory.unwrap_or_default()).all;
         gpu.on_gpu.clone().map(used).fold(Bytes::ZERO, Bytes::saturating_add)
     }
@@ -125,30 +125,30 @@ impl SimulatedMachine {
 
     fn read_sensors(&self, place: usize, found: &mut DetectedDevice) {
         let device = &self.devices[place];
-        // No driver tells it of a GPU that is cut by MIG, nor of its parts.
+        // Drivers report no utilization in MIG mode.
         found.utilization = match device.mig {
-            Some(true) => Reported::Unsupported(CANNOT),
-            _ => Reported::Value(whole_percents(self.busy(place))),
+            Some(true) => Reported::Unsupported(NOT_AVAILABLE),
+            _ => Reported::Value(round_to_percent(self.busy(place))),
         };
         found.temperature_c = Reported::Value(self.celsius(device).round() as i16);
-        if let Some(words) = without_power_sensor(place, device) {
-            take_away(found, &[DeviceField::Power, DeviceField::PowerLimit], &Reported::Unsupported(words));
+        if let Some(words) = missing_power_reason(place, device) {
+            clear_fields(found, &[DeviceField::Power, DeviceField::PowerLimit], &Reported::Unsupported(words));
             return;
         }
         let (idle, limit) = device.model.watts;
         let busy = u64::from(self.busy_of_card(device).0);
-        // Watts times thousandths of a percent: a hundred of them are a thousandth of a watt.
+        // Watts times thousandths of a percent; divided by 100 they are milliwatts.
         found.power = Reported::Value(Milliwatts(u64::from(idle) * 1000 + u64::from(limit - idle) * busy / 100));
         found.power_limit = match device.memory {
             Some(_) => Reported::Value(Milliwatts(u64::from(limit) * 1000)),
-            // A chip that shares its memory shares its power, too.
-            None => Reported::Unsupported(CANNOT),
+            // A chip that shares memory with the host also shares its power limit.
+            None => Reported::Unsupported(NOT_AVAILABLE),
         };
     }
 }
 
-/// The device with what never changes.
-fn identified(device: &Device) -> DetectedDevice {
+/// Returns the facts of a device that never change.
+fn identity_of(device: &SimulatedHardware) -> DetectedDevice {
     let amd = device.model.vendor == Vendor::Amd;
     DetectedDevice {
         index: device.index,
@@ -164,27 +164,27 @@ fn identified(device: &Device) -> DetectedDevice {
     }
 }
 
-/// Memory a driver shows as used with nobody there.
-fn idle_memory(device: &Device) -> Bytes {
+/// Returns the memory that a driver reports as used on an idle device.
+fn idle_memory(device: &SimulatedHardware) -> Bytes {
     let mib = if device.model.vendor == Vendor::Amd && device.partition.is_none() { 10 } else { 1 };
     Bytes::from_mib(mib).unwrap_or_default()
 }
 
-/// Why a device tells no power: another on its card has the sensor.
-fn without_power_sensor(place: usize, device: &Device) -> Option<Words> {
+/// Returns the reason why a device reports no power: another device of its card has the sensor.
+fn missing_power_reason(place: usize, device: &SimulatedHardware) -> Option<MissingReason> {
     match &device.partition {
         _ if place == device.on_card.start => None,
         None => Some("N/A (Secondary die)".into()),
-        Some(DevicePartition::Mig { .. } | DevicePartition::Amd { .. }) => Some(CANNOT),
+        Some(DevicePartition::Mig { .. } | DevicePartition::Amd { .. }) => Some(NOT_AVAILABLE),
     }
 }
 
-/// Drivers tell whole percents.
-fn whole_percents(busy: Percent) -> Percent {
+/// Rounds to whole percents, as drivers report them.
+fn round_to_percent(busy: Percent) -> Percent {
     Percent((busy.0 + 500) / 1000 * 1000)
 }
 
-fn apply(fault: &SimulatedFault, found: &mut DetectedDevice) {
+fn apply_fault(fault: &SimulatedFault, found: &mut DetectedDevice) {
     match fault {
         SimulatedFault::Hot { temperature_c } => found.temperature_c = Reported::Value(*temperature_c),
         SimulatedFault::Ecc { uncorrectable, remap } => {
@@ -196,12 +196,12 @@ fn apply(fault: &SimulatedFault, found: &mut DetectedDevice) {
             let why = format!("{uncorrectable} uncorrectable memory errors, {then}");
             found.health = Some(DeviceHealth::Unhealthy(why.into()));
         }
-        SimulatedFault::NotAvailable { fields } => take_away(found, fields, &Reported::Unsupported(CANNOT)),
-        SimulatedFault::FailedField { fields } => take_away(found, fields, &Reported::Failed(FAILED)),
+        SimulatedFault::NotAvailable { fields } => clear_fields(found, fields, &Reported::Unsupported(NOT_AVAILABLE)),
+        SimulatedFault::FailedField { fields } => clear_fields(found, fields, &Reported::Failed(UNKNOWN_ERROR)),
         SimulatedFault::StuckUtilization if found.utilization.value().is_some() => {
             found.utilization = Reported::Value(Percent::FULL);
         }
-        // These are no matter of single fields, or happened before.
+        // These faults concern no single field, or were handled before.
         SimulatedFault::StuckUtilization
         | SimulatedFault::Squatter { .. }
         | SimulatedFault::Slow { .. }
@@ -210,8 +210,8 @@ fn apply(fault: &SimulatedFault, found: &mut DetectedDevice) {
     }
 }
 
-/// Takes the values of fields away.
-fn take_away(found: &mut DetectedDevice, fields: &[DeviceField], why: &Reported<()>) {
+/// Removes the values of fields.
+fn clear_fields(found: &mut DetectedDevice, fields: &[DeviceField], why: &Reported<()>) {
     fn no_value<T>(why: &Reported<()>) -> Reported<T> {
         why.clone().and_then(|()| Reported::ABSENT)
     }
@@ -231,8 +231,8 @@ fn take_away(found: &mut DetectedDevice, fields: &[DeviceField], why: &Reported<
     }
 }
 
-/// Errors that are dealt with make no device unhealthy, and are told.
-fn remapped_rows(device: &Device, faults: &[&SimulatedFault]) -> Option<String> {
+/// Returns a warning about remapped rows, which leave the device healthy.
+fn remapped_rows_warning(device: &SimulatedHardware, faults: &[&SimulatedFault]) -> Option<String> {
     let count = faults.iter().find_map(|fault| match fault {
         SimulatedFault::Ecc { uncorrectable, remap: RowRemapState::Done } => Some(uncorrectable),
         _ => None,

@@ -9,11 +9,11 @@ use std::time::UNIX_EPOCH;
 use gpupool_devices::SourcePaths;
 use gpupool_devices::doctor::{BundleRequest, DiagnosticBundle, DoctorEvidence, RedactionOptions};
 
+use crate::capture_fixtures::{own_captures, real_captures};
 use crate::captured_machines::power9;
-use crate::own::{captures, own};
 
-/// A machine of which only a kernel tree is there.
-fn places(root: &Path) -> SourcePaths {
+/// A machine with nothing but a kernel tree.
+fn kernel_tree_paths(root: &Path) -> SourcePaths {
     let at = |name: &str| root.join(name);
     SourcePaths {
         sys: at("sys"),
@@ -28,18 +28,18 @@ fn places(root: &Path) -> SourcePaths {
 }
 
 fn bundle(root: &Path, redact: RedactionOptions) -> DiagnosticBundle {
-    let places = places(root);
-    let evidence = DoctorEvidence::gather(&places, &|_| None, Vec::new());
-    DiagnosticBundle::collect(&places, &evidence, &BundleRequest { redact, ..BundleRequest::new("test", UNIX_EPOCH) })
+    let paths = kernel_tree_paths(root);
+    let evidence = DoctorEvidence::gather(&paths, &|_| None, Vec::new());
+    DiagnosticBundle::collect(&paths, &evidence, &BundleRequest { redact, ..BundleRequest::new("test", UNIX_EPOCH) })
 }
 
 #[test]
 fn the_gpus_of_a_machine_with_many_pci_domains_are_on_its_bus() {
     let addresses = |root: &Path| -> Vec<String> {
-        let evidence = DoctorEvidence::gather(&places(root), &|_| None, Vec::new());
+        let evidence = DoctorEvidence::gather(&kernel_tree_paths(root), &|_| None, Vec::new());
         evidence.gpus.value().unwrap().iter().map(|gpu| gpu.pci.to_string()).collect()
     };
-    let bus = own().join("nvidia/lact-sysfs/bus");
+    let bus = own_captures().join("nvidia/lact-sysfs/bus");
     assert_eq!(addresses(&bus), ["0004:05:00.0"]);
     assert!(
         bundle(&bus, RedactionOptions::default()).files().any(|(name, _)| name.ends_with("0004:05:00.0/numa_status"))
@@ -54,9 +54,9 @@ fn the_gpus_of_a_machine_with_many_pci_domains_are_on_its_bus() {
 }
 
 #[test]
-fn a_topology_is_packed_whole_and_its_ids_stay_as_different_as_they_were() {
-    topology_is_packed_whole(&own().join("amd/k8s-device-plugin-kfd/cpx"), 1);
-    let Some(captures) = captures() else { return };
+fn a_topology_is_packed_whole_with_distinct_ids() {
+    topology_is_packed_whole(&own_captures().join("amd/k8s-device-plugin-kfd/cpx"), 1);
+    let Some(captures) = real_captures() else { return };
     // Eight cards of four partitions.
     topology_is_packed_whole(&captures.join("amd/k8s-device-plugin-kfd/topology-parsing-mi308"), 8);
 }
@@ -85,12 +85,12 @@ fn topology_is_packed_whole(topology: &Path, cards: usize) {
 
 #[test]
 fn a_padded_card_is_packed_byte_by_byte() {
-    card_is_packed(&own().join("amd/lact-sysfs/big"), None);
-    let Some(captures) = captures() else { return };
+    card_is_packed(&own_captures().join("amd/lact-sysfs/big"), None);
+    let Some(captures) = real_captures() else { return };
     card_is_packed(&captures.join("amd/lact-sysfs/rx6900xt"), Some(4096));
 }
 
-/// Packs the card in a tree; `metrics` is how long its binary table is, where it has one.
+/// Packs the card in a tree; `metrics` is the length of its binary table, if there is one.
 fn card_is_packed(tree: &Path, metrics: Option<usize>) {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("sys/class/drm")).unwrap();

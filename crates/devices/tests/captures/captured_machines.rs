@@ -1,4 +1,4 @@
-//! Copied trees of whole machines, and logs of the kernel.
+//! Captured trees of whole machines, and kernel logs.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use gpupool_devices::capture::CaptureFormat;
 use gpupool_devices::{DetectedDevice, Reported, SourceReading};
 use tempfile::TempDir;
 
-use crate::own::{captures, own};
+use crate::capture_fixtures::{own_captures, real_captures};
 use crate::skipped::skipped;
 
 fn places(snapshot: &SourceReading) -> Vec<String> {
@@ -19,9 +19,9 @@ fn numa(snapshot: &SourceReading) -> Vec<Option<u32>> {
     snapshot.devices.iter().map(|device| device.numa).collect()
 }
 
-/// A copied tree of a machine with six GPUs in many PCI domains, or `None` where it is not at hand.
+/// Unpacks a captured tree of a machine with six GPUs in many PCI domains, if present.
 pub fn power9() -> Option<TempDir> {
-    let packed = captures()?.join("nvidia/hwloc/nvidiagpunumanodes.tar.bz2");
+    let packed = real_captures()?.join("nvidia/hwloc/nvidiagpunumanodes.tar.bz2");
     let folder = tempfile::tempdir().unwrap();
     let unpacked = Command::new("tar").arg("-xjf").arg(packed).arg("-C").arg(folder.path()).status();
     if unpacked.is_ok_and(|status| status.success()) {
@@ -32,13 +32,13 @@ pub fn power9() -> Option<TempDir> {
 }
 
 #[test]
-fn a_copied_machine_lists_its_gpus_with_their_memory_and_nodes() {
+fn a_copied_tree_lists_its_gpus_with_memory_and_numa_nodes() {
     let sound = |gpu: &DetectedDevice| {
         gpu.vendor == Vendor::Nvidia && gpu.memory.total == Reported::Value(Bytes(16128 << 20)) && gpu.health.is_none()
     };
     let format: CaptureFormat = "pci".parse().unwrap();
     let read = |root: &Path| format.read_tree(root).expect("the tree is recognised").unwrap();
-    let own = read(&own().join("nvidia/lact-sysfs/bus"));
+    let own = read(&own_captures().join("nvidia/lact-sysfs/bus"));
     assert_eq!((places(&own), numa(&own)), (vec!["0004:05:00.0".to_owned()], vec![Some(8)]));
     assert!(own.devices.iter().all(sound), "{:?}", own.devices);
     let Some(folder) = power9() else { return };
@@ -47,7 +47,7 @@ fn a_copied_machine_lists_its_gpus_with_their_memory_and_nodes() {
     assert_eq!(numa(&tree), [0, 0, 0, 8, 8, 8].map(Some));
 }
 
-/// What a log holds, which no other format knows.
+/// Reads a kernel log, which no other format recognises.
 fn log(path: &Path) -> SourceReading {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
     let knows: Vec<_> = CaptureFormat::all().filter(|format| format.matches(&text)).collect();
@@ -56,13 +56,13 @@ fn log(path: &Path) -> SourceReading {
 }
 
 #[test]
-fn faults_of_programs_leave_a_gpu_healthy_and_its_silence_does_not() {
-    let own = log(&own().join("nvidia/dmesg.log"));
+fn only_faults_of_programs_leave_a_gpu_healthy() {
+    let own = log(&own_captures().join("nvidia/dmesg.log"));
     assert_eq!(places(&own), ["0000:38:00.0", "0000:9b:00.0"]);
     assert_eq!(own.devices[0].health, Some(DeviceHealth::Healthy));
     assert!(own.warnings[0].contains("Xid 13 ×2"), "{:?}", own.warnings);
     assert!(matches!(&own.devices[1].health, Some(DeviceHealth::Unhealthy(why)) if why.contains("119")));
-    let Some(captures) = captures() else { return };
+    let Some(captures) = real_captures() else { return };
     let faults = log(&captures.join("nvidia/gpud/dmesg.decode.iso.log.0"));
     assert_eq!(places(&faults), ["0000:38:00.0"]);
     assert_eq!(faults.devices[0].health, Some(DeviceHealth::Healthy));

@@ -1,4 +1,4 @@
-//! What `nvidia-smi` printed is read as it is, in our own captures and in those of real machines.
+//! Captured output of `nvidia-smi`, from our own captures and from real machines.
 
 use std::fs;
 
@@ -8,13 +8,13 @@ use gpupool_devices::{
     DetectedDevice, DevicePartition, Milliwatts, ProcessActivity, Reported, SourceReading, UsedMemoryScope,
 };
 
-use crate::own::{captures, own};
+use crate::capture_fixtures::{own_captures, real_captures};
 
-/// The text of a capture, or `None` where it is not at hand; those in `own` are our own.
+/// Returns the text of a capture, if present; `own/` is the folder of our own.
 fn text(file: &str) -> Option<String> {
     let path = match file.strip_prefix("own/") {
-        Some(file) => own().join("nvidia").join(file),
-        None => captures()?.join("nvidia").join(file),
+        Some(file) => own_captures().join("nvidia").join(file),
+        None => real_captures()?.join("nvidia").join(file),
     };
     Some(String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned())
 }
@@ -44,7 +44,7 @@ fn is_instance(device: &&DetectedDevice) -> bool {
 }
 
 #[test]
-fn every_xml_document_gives_its_devices() {
+fn every_xml_document_has_its_devices() {
     for (file, name, total, power, driver) in [
         ("own/two_gpus.xml", "NVIDIA GeForce RTX 4090", 24210, None, "535.104.05"),
         ("telegraf/3090-v13.xml", "NVIDIA GeForce RTX 3090", 24576, Some(35_060), "590.44.01"),
@@ -77,7 +77,7 @@ fn every_xml_document_gives_its_devices() {
 }
 
 #[test]
-fn processes_are_those_of_the_capture() {
+fn processes_match_the_capture() {
     let own = read("own/two_gpus.xml").unwrap();
     let listed: Vec<_> = own.devices[1].processes.value().unwrap().iter().map(|process| process.pid).collect();
     assert_eq!(listed, [4242, 77]);
@@ -116,7 +116,7 @@ fn instances_follow_their_gpu_and_have_no_utilization() {
 }
 
 #[test]
-fn documents_with_little_in_them_say_what_is_missing() {
+fn sparse_documents_report_missing_fields() {
     let own = &read("own/little.xml").unwrap().devices[0];
     assert_eq!((own.name.as_deref(), own.memory.unified), (Some("GeForce GT 9"), false));
     assert!(own.memory.total.is_absent() && own.power.is_absent());
@@ -137,7 +137,7 @@ fn documents_with_little_in_them_say_what_is_missing() {
 }
 
 #[test]
-fn unified_memory_is_no_memory_of_the_device() {
+fn unified_memory_is_not_device_memory() {
     let device = &read("own/unified.xml").unwrap().devices[0];
     assert!(device.memory.unified);
     assert_eq!(device.memory.total, Reported::Unsupported("Not Supported".into()));
@@ -147,21 +147,21 @@ fn unified_memory_is_no_memory_of_the_device() {
 }
 
 #[test]
-fn minor_numbers_are_no_order() {
+fn minor_numbers_do_not_follow_the_index() {
     assert_eq!(minors(&read("own/remap.xml").unwrap()), [4, 3]);
 }
 
 #[test]
-fn a_gpu_whose_rows_wait_to_be_remapped_is_unhealthy_and_a_slow_one_is_not() {
+fn a_pending_row_remapping_is_unhealthy_but_a_slowdown_is_not() {
     let snapshot = read("own/remap.xml").unwrap();
     let reason = "row remapping is pending; reset the GPU";
     assert_eq!(snapshot.devices[0].health, Some(DeviceHealth::Unhealthy(reason.into())));
     assert_eq!(snapshot.devices[1].health, Some(DeviceHealth::Healthy));
-    assert_eq!(snapshot.warnings, ["GPU 1 is slowed down by its hardware: the power supply asks for it"]);
+    assert_eq!(snapshot.warnings, ["GPU 1 is slowed down by its hardware: power brake"]);
 }
 
 #[test]
-fn a_csv_is_mapped_by_its_head() {
+fn a_csv_is_mapped_by_its_header() {
     let own = read("own/gpus.csv").unwrap();
     assert_eq!((own.devices.len(), own.devices[1].index, &own.devices[1].memory.used), (2, Some(1), &mib(1234)));
     assert_eq!((&own.devices[0].power, &own.devices[0].power_limit), (&watts(32_700), &watts(250_000)));
@@ -180,7 +180,7 @@ fn a_csv_is_mapped_by_its_head() {
 }
 
 #[test]
-fn matrices_give_links_and_nodes() {
+fn matrices_have_links_and_numa_nodes() {
     let own = read("own/topo.txt").unwrap();
     let numa: Vec<_> = own.devices.iter().map(|device| device.numa.unwrap()).collect();
     assert_eq!((numa, own.links.len()), (vec![0, 0, 1, 1], 6));
@@ -197,7 +197,7 @@ fn matrices_give_links_and_nodes() {
 }
 
 #[test]
-fn a_list_of_fields_is_no_list_of_devices() {
+fn a_list_of_fields_is_not_a_list_of_devices() {
     let Some(text) = text("nvidia_gpu_exporter/fields.txt") else { return };
     assert!(CaptureFormat::detect(&text).is_none());
 }

@@ -1,8 +1,8 @@
-//! Every NVIDIA and AMD capture at hand is read, with the values it is known to hold, and nothing done to it panics.
+//! Golden values of every NVIDIA and AMD capture, and damaged captures.
 //!
-//! `fixtures/captures.golden` holds a line for each device of each capture of a real machine, `fixtures/own.golden` of
-//! our own; `docs/testing.md` says how much of it was compared with the files. After a change that is meant to change
-//! them, `GPUPOOL_WRITE_GOLDEN=1 cargo test -p gpupool-devices --test captures` writes them anew.
+//! `fixtures/captures.golden` has a line for each device of each capture of a real machine, `fixtures/own.golden` of
+//! our own; `docs/testing.md` states which values were compared with the files. After an intended change,
+//! `GPUPOOL_WRITE_GOLDEN=1 cargo test -p gpupool-devices --test captures` rewrites them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use gpupool_devices::capture::{self, CaptureFormat};
 use gpupool_devices::{DeviceReport, DevicesReport, ErrorReport, SourceReading};
 
-use crate::own::{own, roots};
+use crate::capture_fixtures::{capture_roots, own_captures};
 
-/// Folders of which each entry is one captured tree; `.` is the folder itself.
-const FOLDERS_OF_TREES: [&str; 3] = ["amd/lact-sysfs", "nvidia/lact-sysfs", "amd/k8s-device-plugin-kfd"];
-const TREES: [&str; 1] = ["amd/procfs-drm"];
-/// Written by people from specifications, not captured.
-const NO_CAPTURES: [&str; 1] = ["nvidia/mock-nvml-NOT-CAPTURES"];
+/// Folders whose entries are captured trees.
+const TREE_COLLECTIONS: [&str; 3] = ["amd/lact-sysfs", "nvidia/lact-sysfs", "amd/k8s-device-plugin-kfd"];
+const SINGLE_TREES: [&str; 1] = ["amd/procfs-drm"];
+/// Written from specifications, not captured.
+const EXCLUDED_FOLDERS: [&str; 1] = ["nvidia/mock-nvml-NOT-CAPTURES"];
 
-/// Every capture below `root`, trees as one.
-fn all(root: &Path) -> Vec<PathBuf> {
+/// Returns every capture below `root`, with a tree as one.
+fn find_captures(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for vendor in ["nvidia", "amd"] {
         collect(root, &root.join(vendor), &mut found);
@@ -32,17 +32,17 @@ fn all(root: &Path) -> Vec<PathBuf> {
 
 fn collect(root: &Path, folder: &Path, found: &mut Vec<PathBuf>) {
     let name = folder.strip_prefix(root).unwrap().to_str().unwrap();
-    if NO_CAPTURES.contains(&name) {
+    if EXCLUDED_FOLDERS.contains(&name) {
         return;
     }
-    if TREES.contains(&name) {
+    if SINGLE_TREES.contains(&name) {
         found.push(folder.to_owned());
         return;
     }
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let is_text_folder = path.file_name().is_some_and(|name| name == "debugfs-parsing");
-        if path.is_dir() && (is_text_folder || !FOLDERS_OF_TREES.contains(&name)) {
+        if path.is_dir() && (is_text_folder || !TREE_COLLECTIONS.contains(&name)) {
             collect(root, &path, found);
         } else {
             found.push(path);
@@ -60,7 +60,7 @@ fn report(path: &Path) -> DevicesReport {
     }
 }
 
-/// What is pinned of a capture: its devices, links by kind, how many warnings, and its error.
+/// Returns the golden text of a capture: devices, links by kind, number of warnings, and error.
 fn summary(report: &DevicesReport) -> String {
     let mut text = String::new();
     if let Some(error) = &report.error {
@@ -129,19 +129,19 @@ fn device_line(device: &DeviceReport) -> String {
 }
 
 #[test]
-fn every_capture_holds_what_it_is_known_to_hold() {
-    for root in roots() {
+fn every_capture_has_its_golden_values() {
+    for root in capture_roots() {
         let mut now = String::new();
-        for path in all(&root) {
+        for path in find_captures(&root) {
             let report = report(&path);
-            // Formats that no source reads are refused, whatever they hold.
+            // Formats that no source reads are refused.
             if report.error.as_ref().is_some_and(|error| error.code == "unknown_format") {
                 continue;
             }
             writeln!(now, "{}", path.strip_prefix(&root).unwrap().display()).unwrap();
             now += &summary(&report);
         }
-        let golden = if root == own() { "own.golden" } else { "captures.golden" };
+        let golden = if root == own_captures() { "own.golden" } else { "captures.golden" };
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(golden);
         if std::env::var_os("GPUPOOL_WRITE_GOLDEN").is_some() {
             fs::write(&golden, &now).unwrap();
@@ -155,16 +155,16 @@ fn every_capture_holds_what_it_is_known_to_hold() {
 }
 
 #[test]
-fn a_text_capture_reads_the_same_when_its_format_is_named_or_is_refused_with_all_formats_named() {
-    for root in roots() {
-        for path in all(&root).into_iter().filter(|path| path.is_file()) {
+fn a_text_capture_reads_the_same_with_its_format_named_or_is_refused() {
+    for root in capture_roots() {
+        for path in find_captures(&root).into_iter().filter(|path| path.is_file()) {
             let bytes = fs::read(&path).unwrap();
             let text = String::from_utf8_lossy(&bytes);
             if text.trim().is_empty() {
                 continue;
             }
             let Some(format) = CaptureFormat::detect(&text) else {
-                assert!(root != own(), "{} is in no known format", path.display());
+                assert!(root != own_captures(), "{} is in no known format", path.display());
                 let refused = capture::read_capture(&path, None).unwrap_err();
                 assert_eq!(refused.code(), "unknown_format", "{}", path.display());
                 assert!(CaptureFormat::all().all(|format| refused.to_string().contains(format.name())), "{refused}");
@@ -176,66 +176,66 @@ fn a_text_capture_reads_the_same_when_its_format_is_named_or_is_refused_with_all
     }
 }
 
-/// How many cuts and how many flips each capture suffers; more in a soak.
-fn harms() -> u64 {
+/// Number of damaged variants of each capture; more in a soak test.
+fn damage_cases() -> u64 {
     std::env::var("GPUPOOL_SOAK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24)
 }
 
-/// A small generator of numbers that are the same in every run.
-struct Numbers(u64);
+/// A deterministic generator of numbers.
+struct NumberGenerator(u64);
 
-impl Numbers {
+impl NumberGenerator {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) as usize) % bound.max(1)
     }
 }
 
-/// The bytes with one thing done to them, and what that was.
-fn harmed(bytes: &[u8], case: u64) -> (Vec<u8>, String) {
-    let mut numbers = Numbers(case.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ bytes.len() as u64);
+/// Damages the bytes in one way, and returns a description of it.
+fn damage(bytes: &[u8], case: u64) -> (Vec<u8>, String) {
+    let mut numbers = NumberGenerator(case.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ bytes.len() as u64);
     numbers.below(1);
     let at = numbers.below(bytes.len());
-    let mut harmed = bytes.to_vec();
+    let mut damaged = bytes.to_vec();
     let what = match case % 4 {
         0 => {
-            harmed.truncate(at);
+            damaged.truncate(at);
             format!("cut at {at}")
         }
         1 => {
-            harmed.drain(..at);
+            damaged.drain(..at);
             format!("begun at {at}")
         }
         2 => {
             let end = at + numbers.below(bytes.len() - at);
-            harmed.drain(at..end);
+            damaged.drain(at..end);
             format!("without {at}..{end}")
         }
         _ => {
             for _ in 0..8 {
                 let at = numbers.below(bytes.len());
-                harmed[at] = numbers.below(256) as u8;
+                damaged[at] = numbers.below(256) as u8;
             }
             format!("flipped by case {case}")
         }
     };
-    (harmed, what)
+    (damaged, what)
 }
 
 #[test]
-fn nothing_done_to_a_text_capture_panics() {
-    for root in roots() {
-        for path in all(&root).into_iter().filter(|path| path.is_file()) {
+fn damaged_text_captures_do_not_panic() {
+    for root in capture_roots() {
+        for path in find_captures(&root).into_iter().filter(|path| path.is_file()) {
             let bytes = fs::read(&path).unwrap();
             if bytes.is_empty() {
                 continue;
             }
             let whole = CaptureFormat::detect(&String::from_utf8_lossy(&bytes));
-            // Large logs suffer less: what they hold repeats.
-            let cases = if bytes.len() > 200_000 { harms() / 4 } else { harms() };
+            // Fewer cases for large logs, because they repeat.
+            let cases = if bytes.len() > 200_000 { damage_cases() / 4 } else { damage_cases() };
             for case in 0..cases {
-                let (harmed, what) = harmed(&bytes, case);
-                let text = String::from_utf8_lossy(&harmed);
+                let (damaged, what) = damage(&bytes, case);
+                let text = String::from_utf8_lossy(&damaged);
                 let read = || {
                     for format in whole.into_iter().chain(CaptureFormat::detect(&text)) {
                         if let Some(Ok(snapshot)) = format.parse(&text) {
@@ -250,23 +250,23 @@ fn nothing_done_to_a_text_capture_panics() {
 }
 
 #[test]
-fn nothing_done_to_a_captured_tree_panics() {
-    for root in roots() {
-        for tree in all(&root).into_iter().filter(|path| path.is_dir()) {
+fn damaged_captured_trees_do_not_panic() {
+    for root in capture_roots() {
+        for tree in find_captures(&root).into_iter().filter(|path| path.is_dir()) {
             let copy = tempfile::tempdir().unwrap();
             let mut files = Vec::new();
             copy_tree(&tree, copy.path(), &mut files);
             files.sort();
-            // Large trees suffer less: what they hold repeats.
-            let cases = (harms() / (1 + files.len() as u64 / 150)).max(2);
+            // Fewer cases for large trees, because they repeat.
+            let cases = (damage_cases() / (1 + files.len() as u64 / 150)).max(2);
             for case in 0..cases {
-                // A third of the files at a time, each in its own way.
-                let mut numbers = Numbers(case);
+                // Damages a third of the files at a time.
+                let mut numbers = NumberGenerator(case);
                 let chosen: Vec<&PathBuf> = files.iter().filter(|_| numbers.below(3) == 0).collect();
                 let before: Vec<Vec<u8>> = chosen.iter().map(|file| fs::read(file).unwrap()).collect();
                 for (file, bytes) in chosen.iter().zip(&before) {
                     if !bytes.is_empty() {
-                        fs::write(file, harmed(bytes, case + numbers.below(1000) as u64).0).unwrap();
+                        fs::write(file, damage(bytes, case + numbers.below(1000) as u64).0).unwrap();
                     }
                 }
                 let read = || {

@@ -1,7 +1,8 @@
-//! What people captured of machines, read back: our own small captures, and those of real machines where they are at hand.
+//! Tests that read captures: our own small ones, and those of real machines if present.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod capture_fixtures;
 mod captured_amd_sysfs;
 mod captured_amd_tools;
 mod captured_doctor;
@@ -10,6 +11,5 @@ mod captured_nvidia_smi;
 mod golden;
 mod nvidia_smi_variants;
 mod old_bundles;
-mod own;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;

@@ -1,10 +1,10 @@
-//! What other drivers, cards and shells make of the output of nvidia-smi.
+//! Variants of the output of nvidia-smi by drivers, cards and shells.
 
 use gpupool_core::{Bytes, DeviceHealth};
 use gpupool_devices::capture::CaptureFormat;
 use gpupool_devices::{Milliwatts, ProcessActivity, Reported, SourceError, SourceReading};
 
-/// Reads a text in the format it is guessed to have.
+/// Parses a text in its detected format.
 fn parsed(text: &str) -> Result<SourceReading, SourceError> {
     CaptureFormat::detect(text).and_then(|format| format.parse(text)).unwrap()
 }
@@ -25,21 +25,21 @@ fn xml(gpu: &str) -> String {
 }
 
 #[test]
-fn a_gpu_on_which_every_reading_fails_is_unhealthy_and_the_others_are_not() {
+fn a_gpu_without_any_readable_value_is_unhealthy() {
     let row = |cell: &str| {
         format!(
             "index, memory.used [MiB], temperature.gpu, power.draw [W]\n0, {cell}, {cell}, {cell}\n1, 3 MiB, 5, {cell}\n"
         )
     };
     let failed = read(&row("[Unknown Error]"));
-    let why = "the driver cannot read it: [Unknown Error]";
+    let why = "the driver cannot read the GPU: [Unknown Error]";
     assert_eq!(failed.devices[0].health, Some(DeviceHealth::Unhealthy(why.into())));
     assert_eq!(failed.devices[1].health, Some(DeviceHealth::Healthy));
     assert_eq!(read(&row("[Insufficient Permissions]")).devices[0].health, None);
 }
 
 #[test]
-fn a_gpu_cut_by_mig_does_not_share_the_memory_of_the_host_because_it_hides_its_own() {
+fn hidden_memory_in_mig_mode_is_not_unified_memory() {
     let hidden =
         "<mig_mode><current_mig>Enabled</current_mig></mig_mode><fb_memory_usage><total>N/A</total></fb_memory_usage>";
     let device = &read(&xml(hidden)).devices[0];
@@ -47,7 +47,7 @@ fn a_gpu_cut_by_mig_does_not_share_the_memory_of_the_host_because_it_hides_its_o
 }
 
 #[test]
-fn power_is_that_of_the_gpu_and_not_of_its_module_or_memory() {
+fn power_is_read_of_the_gpu_and_not_of_its_module_or_memory() {
     let power = |section: &str, watts: u32| {
         format!(
             "<{section}><power_draw>{watts}.5 W</power_draw><current_power_limit>{watts} W</current_power_limit></{section}>"
@@ -64,7 +64,7 @@ fn power_is_that_of_the_gpu_and_not_of_its_module_or_memory() {
 }
 
 #[test]
-fn the_processes_of_old_drivers_compute() {
+fn processes_of_old_drivers_are_compute_processes() {
     let process =
         "<process_info><pid>11</pid><process_name>a</process_name><used_memory>85 MB</used_memory></process_info>";
     let old = read(&xml(&format!("<compute_processes>{process}</compute_processes>")));
@@ -74,22 +74,22 @@ fn the_processes_of_old_drivers_compute() {
 }
 
 #[test]
-fn a_gpu_that_its_hardware_slows_down_is_warned_of() {
+fn a_hardware_slowdown_is_a_warning() {
     let clocks = "<clocks_event_reasons><clocks_event_reason_hw_power_brake_slowdown>Active\
                   </clocks_event_reason_hw_power_brake_slowdown></clocks_event_reasons>";
-    assert_eq!(read(&xml(clocks)).warnings, ["GPU 0 is slowed down by its hardware: the power supply asks for it"]);
+    assert_eq!(read(&xml(clocks)).warnings, ["GPU 0 is slowed down by its hardware: power brake"]);
     assert_eq!(read(&xml(&clocks.replace("Active", "Not Active"))).warnings, Vec::<String>::new());
 }
 
 #[test]
-fn a_list_that_is_cut_off_gives_no_half_uuid() {
+fn a_truncated_list_has_no_partial_uuid() {
     let snapshot = read("GPU 0: NVIDIA H100 (UUID: GPU-1)\nGPU 1: NVIDIA H100 (UUID: GPU-2");
     assert_eq!(snapshot.devices[1].uuid, None);
     assert_eq!(snapshot.warnings.len(), 1, "{:?}", snapshot.warnings);
 }
 
 #[test]
-fn a_row_that_is_cut_off_gives_no_half_number() {
+fn a_truncated_row_has_no_partial_number() {
     let text = "index, memory.used [MiB], memory.total [MiB]\n0, 5 MiB, 81559 MiB\n1, 5 MiB, 815";
     let cut = read(text);
     assert_eq!(cut.devices[1].memory.total.value(), None);
@@ -99,7 +99,7 @@ fn a_row_that_is_cut_off_gives_no_half_number() {
 }
 
 #[test]
-fn a_spreadsheet_may_part_cells_in_its_own_way() {
+fn separators_of_spreadsheets_are_accepted() {
     for separator in [";", "\t"] {
         let text = "index,name,memory.total [MiB]\n0,Tesla T4,15360 MiB\n".replace(',', separator);
         let snapshot = read(&text);
@@ -108,14 +108,14 @@ fn a_spreadsheet_may_part_cells_in_its_own_way() {
 }
 
 #[test]
-fn processes_of_nobody_knows_which_gpu_make_none() {
+fn processes_without_a_gpu_add_no_device() {
     let snapshot = read("pid, process_name, used_memory [MiB]\n12, python, 5 MiB\n");
     assert!(snapshot.devices.is_empty());
     assert_eq!(snapshot.warnings.len(), 1);
 }
 
 #[test]
-fn a_notice_beside_devices_is_kept() {
+fn a_notice_beside_devices_is_a_warning() {
     let list = "GPU 0: A (UUID: GPU-1)\nGPU 1: A (UUID: GPU-2)\n";
     let snapshot = read(&format!("{list}WARNING: infoROM is corrupted at gpu 0000:1A:00.0\n"));
     assert_eq!(snapshot.devices.len(), 2);
@@ -123,7 +123,7 @@ fn a_notice_beside_devices_is_kept() {
 }
 
 #[test]
-fn a_tool_that_is_not_there_is_known_in_every_shell() {
+fn a_missing_tool_is_recognised_in_every_shell() {
     for words in [
         "zsh: command not found: nvidia-smi",
         "-bash: /usr/bin/nvidia-smi: No such file or directory",

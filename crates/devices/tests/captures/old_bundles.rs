@@ -1,4 +1,4 @@
-//! Bundles that older versions made, and files in formats that older versions read.
+//! Bundles of older versions, and files in formats of older versions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use gpupool_devices::capture::{self, CaptureFormat};
 use tempfile::TempDir;
 
-use crate::own::own;
+use crate::capture_fixtures::own_captures;
 
 /// Texts in formats that are no longer read.
 const NO_LONGER_READ: &[(&str, &str)] = &[
@@ -46,10 +46,10 @@ const NO_LONGER_READ: &[(&str, &str)] = &[
     ("list.txt.bz2", "BZh91AY&SY"),
 ];
 
-/// An archive as `gpupool doctor --bundle` wrote it, of these files and a tool's answer.
+/// Creates an archive like `gpupool doctor --bundle`, with these files and a tool's output.
 fn bundle(folder: &Path, files: &[(&str, &str)]) -> PathBuf {
     let path = folder.join("report.tar.gz");
-    let answer = fs::read_to_string(own().join("nvidia/two_gpus.xml")).unwrap();
+    let answer = fs::read_to_string(own_captures().join("nvidia/two_gpus.xml")).unwrap();
     let mut archive = tar::Builder::new(GzEncoder::new(fs::File::create(&path).unwrap(), Compression::fast()));
     let about =
         [("manifest.json", "{\"gpupool\": \"0.0.0\"}"), ("findings.json", "[]"), ("report.txt", "Nothing is wrong.\n")];
@@ -64,12 +64,12 @@ fn bundle(folder: &Path, files: &[(&str, &str)]) -> PathBuf {
 }
 
 #[test]
-fn a_bundle_of_an_older_version_opens_with_a_warning_for_each_file_that_is_ignored() {
+fn an_older_bundle_opens_with_a_warning_for_each_ignored_file() {
     let folder = TempDir::new().unwrap();
     let snapshot = capture::read_capture(&bundle(folder.path(), NO_LONGER_READ), None).unwrap();
     assert_eq!(snapshot.devices.len(), 2, "{snapshot:?}");
     let mut expected: Vec<String> =
-        NO_LONGER_READ.iter().map(|(name, _)| format!("{name}: ignored, it is in no known format")).collect();
+        NO_LONGER_READ.iter().map(|(name, _)| format!("{name}: ignored, because its format is unknown")).collect();
     expected.sort();
     assert_eq!(snapshot.warnings, expected);
     let clean = TempDir::new().unwrap();
@@ -77,7 +77,7 @@ fn a_bundle_of_an_older_version_opens_with_a_warning_for_each_file_that_is_ignor
 }
 
 #[test]
-fn a_file_in_a_format_that_is_no_longer_read_is_refused_with_those_that_are() {
+fn a_file_in_a_removed_format_is_refused_with_the_known_formats() {
     let folder = TempDir::new().unwrap();
     for (name, text) in NO_LONGER_READ {
         let path = folder.path().join(name);

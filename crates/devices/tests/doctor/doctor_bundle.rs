@@ -1,4 +1,4 @@
-//! A bundle is made of a machine of files and of fake tools, written, unpacked and compared.
+//! Diagnostic bundles of a machine made of files and fake tools: collected, written, unpacked and compared.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,31 +7,31 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::machine::Machine;
+use crate::machine::FakeMachine;
 use gpupool_devices::SourcePaths;
 use gpupool_devices::doctor::{BundleRequest, DiagnosticBundle, DoctorEvidence, RedactionOptions};
 use serde_json::Value;
 
 const UUID: &str = "GPU-6ee2b5b2-1d5a-4a7e-9b3f-0123456789ab";
 
-fn wish() -> BundleRequest {
+fn request() -> BundleRequest {
     BundleRequest::new("0.0.0-test", UNIX_EPOCH + Duration::from_secs(1_700_000_000))
 }
 
-fn collect(machine: &Machine, wish: &BundleRequest) -> DiagnosticBundle {
-    DiagnosticBundle::collect(&machine.places, &gather(&machine.places), wish)
+fn collect(machine: &FakeMachine, request: &BundleRequest) -> DiagnosticBundle {
+    DiagnosticBundle::collect(&machine.paths, &gather(&machine.paths), request)
 }
 
-fn gather(places: &SourcePaths) -> DoctorEvidence {
-    DoctorEvidence::gather(places, &|_| None, Vec::new())
+fn gather(paths: &SourcePaths) -> DoctorEvidence {
+    DoctorEvidence::gather(paths, &|_| None, Vec::new())
 }
 
-/// The texts of the files of a bundle.
+/// Texts of the files of a bundle.
 fn texts(bundle: &DiagnosticBundle) -> BTreeMap<&str, String> {
     bundle.files().map(|(name, bytes)| (name, String::from_utf8_lossy(bytes).into_owned())).collect()
 }
 
-/// Why a file is missing, by the manifest.
+/// Reason for a missing file in the manifest.
 fn why_missing(bundle: &DiagnosticBundle, name: &str) -> Option<String> {
     let manifest: Value = serde_json::from_str(&texts(bundle)["manifest.json"]).unwrap();
     let missing = manifest["missing"].as_array().unwrap();
@@ -40,10 +40,10 @@ fn why_missing(bundle: &DiagnosticBundle, name: &str) -> Option<String> {
 }
 
 #[test]
-fn a_bundle_is_unpacked_to_the_files_it_was_made_of() {
-    let machine = Machine::new("tools");
+fn a_bundle_unpacks_to_the_collected_files() {
+    let machine = FakeMachine::new("tools");
     machine.wake_all();
-    let bundle = collect(&machine, &wish());
+    let bundle = collect(&machine, &request());
     let path = machine.at("report.tar.gz");
     bundle.write_to(&path).unwrap();
     let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(File::open(&path).unwrap()));
@@ -80,25 +80,25 @@ fn a_bundle_is_unpacked_to_the_files_it_was_made_of() {
 
 #[test]
 fn the_doctor_sees_the_same_machine_in_the_unpacked_bundle() {
-    let machine = Machine::new("tools");
-    let bundle = collect(&machine, &wish());
+    let machine = FakeMachine::new("tools");
+    let bundle = collect(&machine, &request());
     let elsewhere = tempfile::tempdir().unwrap();
     for (name, bytes) in bundle.files() {
         let path = elsewhere.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
-    let here = gather(&machine.places);
+    let here = gather(&machine.paths);
     let at = |name: &str| elsewhere.path().join(name);
-    let there = gather(&SourcePaths { sys: at("sys"), proc: at("proc"), ..machine.places.clone() });
+    let there = gather(&SourcePaths { sys: at("sys"), proc: at("proc"), ..machine.paths.clone() });
     assert_eq!((there.gpus, there.modules, there.nvidia.kernel), (here.gpus, here.modules, here.nvidia.kernel));
     assert_eq!(there.kernel_release, here.kernel_release);
 }
 
 #[test]
-fn the_manifest_says_what_is_there_and_why_something_is_not() {
-    let machine = Machine::new("tools");
-    let bundle = collect(&machine, &wish());
+fn the_manifest_lists_files_and_reasons_for_missing_ones() {
+    let machine = FakeMachine::new("tools");
+    let bundle = collect(&machine, &request());
     let manifest: Value = serde_json::from_str(&texts(&bundle)["manifest.json"]).unwrap();
     assert_eq!(manifest["gpupool"], "0.0.0-test");
     assert_eq!(manifest["created_unix_secs"], 1_700_000_000);
@@ -115,36 +115,36 @@ fn the_manifest_says_what_is_there_and_why_something_is_not() {
 
 #[test]
 fn a_sleeping_device_is_not_read_and_tools_that_would_wake_it_are_not_run() {
-    let machine = Machine::new("tools");
-    // The kernel asks the device itself for its link; the NUMA node it knows.
+    let machine = FakeMachine::new("tools");
+    // The kernel queries the device for its link but knows the NUMA node.
     const LINK: &str = "current_link_speed";
-    let on_bus = |place: &str, file: &str| format!("sys/bus/pci/devices/{place}/{file}");
+    let bus_file = |place: &str, file: &str| format!("sys/bus/pci/devices/{place}/{file}");
     let (awake, sleeping) = ("0000:01:00.0", "0000:c1:00.0");
     for place in [awake, sleeping] {
-        machine.write(&on_bus(place, LINK), b"16.0 GT/s PCIe\n");
+        machine.write(&bus_file(place, LINK), b"16.0 GT/s PCIe\n");
     }
-    let bundle = collect(&machine, &wish());
+    let bundle = collect(&machine, &request());
     let files = texts(&bundle);
     assert!(files.contains_key("sys/class/drm/card1/device/power/runtime_status"));
     let read: Vec<&&str> = files.keys().filter(|name| name.starts_with("sys/class/drm/card1/")).collect();
     assert_eq!(read, [&"sys/class/drm/card1/device/power/runtime_status", &"sys/class/drm/card1/device/vendor"]);
-    assert!(files.contains_key(&*on_bus(awake, LINK)) && !files.contains_key(&*on_bus(sleeping, LINK)));
-    assert!(files.contains_key(&*on_bus(sleeping, "numa_node")));
+    assert!(files.contains_key(&*bus_file(awake, LINK)) && !files.contains_key(&*bus_file(sleeping, LINK)));
+    assert!(files.contains_key(&*bus_file(sleeping, "numa_node")));
     assert!(files.contains_key("nvidia-smi-L.txt"), "the sleeping one is not of this vendor");
 
     machine.write("sys/bus/pci/devices/0000:01:00.0/power/runtime_status", b"suspended\n");
-    let asleep = collect(&machine, &wish());
+    let asleep = collect(&machine, &request());
     assert!(why_missing(&asleep, "nvidia-smi-L.txt").unwrap().contains("would wake"));
     assert!(!texts(&asleep).contains_key("proc/driver/nvidia/gpus/0000:01:00.0/information"));
-    let woken = collect(&machine, &BundleRequest { wake: true, ..wish() });
+    let woken = collect(&machine, &BundleRequest { wake: true, ..request() });
     assert!(texts(&woken).contains_key("nvidia-smi-L.txt"));
 }
 
 #[test]
 fn names_and_serial_numbers_are_replaced_unless_asked_otherwise() {
-    let machine = Machine::new("tools");
+    let machine = FakeMachine::new("tools");
     let with = |redact: RedactionOptions| {
-        let bundle = collect(&machine, &BundleRequest { redact, ..wish() });
+        let bundle = collect(&machine, &BundleRequest { redact, ..request() });
         let all: String = texts(&bundle).into_iter().map(|(name, text)| format!("{name}\n{text}\n")).collect();
         all
     };
@@ -162,8 +162,8 @@ fn names_and_serial_numbers_are_replaced_unless_asked_otherwise() {
 
 #[test]
 fn a_tool_that_hangs_is_recorded_and_does_not_stop_the_bundle() {
-    let machine = Machine::new("hanging");
-    let bundle = collect(&machine, &BundleRequest { tool_deadline: Duration::from_millis(100), ..wish() });
+    let machine = FakeMachine::new("hanging");
+    let bundle = collect(&machine, &BundleRequest { tool_deadline: Duration::from_millis(100), ..request() });
     let files = texts(&bundle);
     assert!(files["nvidia-smi-q.error.txt"].starts_with("driver_unresponsive"), "{}", files["nvidia-smi-q.error.txt"]);
     assert!(!files.contains_key("nvidia-smi-q.xml"));
@@ -172,24 +172,24 @@ fn a_tool_that_hangs_is_recorded_and_does_not_stop_the_bundle() {
 
 #[test]
 fn a_file_that_hangs_is_recorded_and_does_not_stop_the_bundle() {
-    let machine = Machine::new("tools");
+    let machine = FakeMachine::new("tools");
     let name = "sys/class/drm/card0/device/gpu_busy_percent";
     replace_by_pipe(&machine.at(name));
-    let bundle = collect(&machine, &BundleRequest { file_deadline: Duration::from_secs(1), ..wish() });
+    let bundle = collect(&machine, &BundleRequest { file_deadline: Duration::from_secs(1), ..request() });
     assert!(why_missing(&bundle, name).unwrap().starts_with("unresponsive"));
     assert!(texts(&bundle).contains_key("sys/class/kfd/kfd/topology/nodes/1/properties"), "read after it");
 }
 
-/// Reading a pipe nobody writes to blocks, as a file of a stuck driver does.
+/// Reading a pipe without a writer blocks, as a file of a stuck driver does.
 fn replace_by_pipe(path: &Path) {
     fs::remove_file(path).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RUSR).unwrap();
 }
 
 #[test]
-fn when_the_time_is_over_the_rest_is_left_out_with_the_reason() {
-    let machine = Machine::new("tools");
-    let bundle = collect(&machine, &BundleRequest { deadline: Duration::ZERO, ..wish() });
+fn files_after_the_deadline_are_missing_with_the_reason() {
+    let machine = FakeMachine::new("tools");
+    let bundle = collect(&machine, &BundleRequest { deadline: Duration::ZERO, ..request() });
     assert!(why_missing(&bundle, "proc/modules").unwrap().contains("time"));
     assert!(why_missing(&bundle, "nvidia-smi-L.txt").unwrap().contains("time"));
     assert!(texts(&bundle).contains_key("findings.json"));

@@ -1,4 +1,4 @@
-//! The guide's table of what real GPUs do names tests that exist.
+//! Tests named in the guide's table of what real GPUs do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ fn sources(folder: &Path, text: &mut String) {
 }
 
 #[test]
-fn every_test_the_guide_names_exists() {
+fn every_test_named_in_the_guide_exists() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let guide = fs::read_to_string(root.join("docs/devices.md")).unwrap();
     let (_, table) = guide.split_once("## What real GPUs do").unwrap();
@@ -29,7 +29,7 @@ fn every_test_the_guide_names_exists() {
     for row in rows {
         let tests = row.rsplit('|').nth(1).unwrap();
         for name in tests.split('`').skip(1).step_by(2) {
-            // A name that is cut off with an ellipsis is begun by what stands there; a lone module is a file of tests.
+            // An ellipsis cuts off the rest of a name; a lone module is a file of tests.
             let name = name.rsplit("::").next().unwrap().trim_end_matches('…').trim_start_matches('…');
             let is_test = code.contains(&format!("fn {name}"));
             let is_module = code.contains(&format!("mod {name};"))

@@ -1,4 +1,4 @@
-//! A machine in a temporary folder: an NVIDIA GPU, an AMD accelerator that sleeps, an AMD card, a network card.
+//! A machine in a temporary folder: an NVIDIA GPU, a sleeping AMD accelerator, an AMD card, a network card.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use gpupool_devices::SourcePaths;
 
-/// The folder; it is removed with this.
-pub struct Machine {
+/// Machine in a temporary folder that is removed on drop.
+pub struct FakeMachine {
     folder: tempfile::TempDir,
-    /// Points into the folder.
-    pub places: SourcePaths,
+    /// Paths in the folder.
+    pub paths: SourcePaths,
 }
 
-/// What is in the files.
+/// Files and their contents.
 const FILES: &[(&str, &str)] = &[
     ("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n"),
     ("sys/bus/pci/devices/0000:01:00.0/device", "0x2330\n"),
@@ -68,12 +68,12 @@ const FILES: &[(&str, &str)] = &[
     ("usr/lib64/libnvidia-ml.so.535.183.01", ""),
 ];
 
-impl Machine {
-    /// The machine as it is before a test changes it. `tools` is a folder of fixtures.
+impl FakeMachine {
+    /// Creates the machine. `tools` is a folder of fixtures.
     pub fn new(tools: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let places = SourcePaths {
+        let paths = SourcePaths {
             sys: at("sys"),
             proc: at("proc"),
             dev: at("dev"),
@@ -83,7 +83,7 @@ impl Machine {
             amd_smi: at("none/amd-smi"),
             rocm_smi: at("none/rocm-smi"),
         };
-        let machine = Self { folder, places };
+        let machine = Self { folder, paths };
         for (name, text) in FILES {
             machine.write(name, text.as_bytes());
         }
@@ -98,19 +98,19 @@ impl Machine {
         machine
     }
 
-    /// A place in the folder.
+    /// Returns a path in the folder.
     pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Writes a file, with the folders above it.
+    /// Writes a file and creates the folders above it.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let path = self.at(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
 
-    /// Lets every GPU be awake.
+    /// Wakes every GPU.
     pub fn wake_all(&self) {
         self.write("sys/bus/pci/devices/0000:c1:00.0/power/runtime_status", b"active\n");
         self.write("sys/class/drm/card1/device/power/runtime_status", b"active\n");

@@ -1,4 +1,4 @@
-//! The doctor: evidence, findings, bundles; and that the tests the guide names exist.
+//! The doctor: evidence, findings and bundles; and the existence of the tests that the guide names.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,17 +1,17 @@
-//! What is secret on a machine does not get into a bundle, wherever it stands.
+//! Secrets of a machine do not get into a bundle.
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use gpupool_devices::doctor::{BundleRequest, DiagnosticBundle, DoctorEvidence, RedactionOptions, SourceResult};
 use gpupool_devices::{SourceKind, SourceReading};
 
-use crate::machine::Machine;
+use crate::machine::FakeMachine;
 
 const SECRET: &str = "hunter2-s3cr3t";
 
-/// The names and texts of all files of a bundle made with this secret all over the machine.
+/// Names and texts of all files of a bundle from a machine full of this secret.
 fn bundled(redact: RedactionOptions) -> String {
-    let machine = Machine::new("tools");
+    let machine = FakeMachine::new("tools");
     machine.wake_all();
     for (name, text) in [
         ("proc/self/environ", format!("AWS_SECRET_ACCESS_KEY={SECRET}\0")),
@@ -34,17 +34,17 @@ fn bundled(redact: RedactionOptions) -> String {
         machine.write(name, text.as_bytes());
     }
     let source = SourceResult { kind: SourceKind::Nvml, result: Ok(SourceReading::default()) };
-    let evidence = DoctorEvidence::gather(&machine.places, &|name| Some(format!("{name}-{SECRET}")), vec![source]);
-    let wish = BundleRequest { redact, ..BundleRequest::new("test", UNIX_EPOCH + Duration::from_secs(1)) };
-    let bundle = DiagnosticBundle::collect(&machine.places, &evidence, &wish);
+    let evidence = DoctorEvidence::gather(&machine.paths, &|name| Some(format!("{name}-{SECRET}")), vec![source]);
+    let request = BundleRequest { redact, ..BundleRequest::new("test", UNIX_EPOCH + Duration::from_secs(1)) };
+    let bundle = DiagnosticBundle::collect(&machine.paths, &evidence, &request);
     bundle.files().map(|(name, bytes)| format!("{name}\n{}\n", String::from_utf8_lossy(bytes))).collect()
 }
 
 #[test]
-fn secrets_in_environment_settings_log_and_command_lines_do_not_get_into_a_bundle() {
+fn secrets_of_the_machine_are_not_in_a_bundle() {
     let all = bundled(RedactionOptions::default());
     assert!(all.contains("kernel_trouble") || all.contains("Xid 31"), "the log was read: {all}");
-    // The four variables that hide devices are told with their values; no other variable is looked at.
+    // The values of the four variables that hide devices are in the bundle; no other variable is.
     let hiding = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"];
     let without_hiding = hiding.iter().fold(all, |all, name| all.replace(&format!("{name}-{SECRET}"), ""));
     let leak = without_hiding.lines().find(|line| line.contains(SECRET));
@@ -52,7 +52,7 @@ fn secrets_in_environment_settings_log_and_command_lines_do_not_get_into_a_bundl
 }
 
 #[test]
-fn neither_the_host_nor_a_user_is_named_in_a_bundle() {
+fn a_bundle_names_neither_the_host_nor_a_user() {
     let all = bundled(RedactionOptions::default());
     for name in ["node-seven", "ada@", "/home/"] {
         let leak = all.lines().find(|line| line.contains(name));

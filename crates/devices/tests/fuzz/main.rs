@@ -1,7 +1,7 @@
-//! Whatever the bytes, each reader ends with something sound or with an error.
+//! Fuzz tests: for any input, each reader returns a sound reading or an error.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod damaged_tools;
+mod damaged_tool_output;
 mod fuzz_formats;
-mod fuzzed;
+mod fuzz_invariants;

@@ -1,11 +1,11 @@
-//! The real way to NVIDIA's library, against a stand-in for it.
+//! Tests of the NVML source against a stand-in for NVIDIA's library, loaded by the real loader.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod machine;
-mod nvml_any_failure;
 mod nvml_devices;
+mod nvml_failure_isolation;
+mod nvml_failures;
+mod nvml_machine;
 mod nvml_python;
-mod nvml_troubles;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;

@@ -1,13 +1,13 @@
-//! The stand-in is taken for NVIDIA's library by programs that other people wrote.
+//! Third-party programs accept the stand-in as NVIDIA's library.
 //!
-//! They are installed once, with pip, beside what cargo builds; without Python or a network the tests are skipped, and
-//! say so.
+//! The programs are installed once with pip below cargo's target folder. Without Python or a network the tests are
+//! skipped with a message.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use crate::machine::Machine;
+use crate::nvml_machine::NvmlMachine;
 use nvml_standin::machines::{mig_gpu, server_scenario, unified_memory_scenario};
 use nvml_standin::{NvmlScenario, StandInProcess};
 use serde_json::Value;
@@ -17,7 +17,7 @@ const PACKAGES: [&str; 3] = ["nvidia-ml-py==13.615.71", "gpustat==1.1.1", "nvito
 #[test]
 fn gpustat_lists_the_devices() {
     let Some(python) = python("gpustat_lists_the_devices") else { return };
-    let machine = Machine::new(server_scenario(8));
+    let machine = NvmlMachine::new(server_scenario(8));
     let output = on(&machine, &python.with_file_name("gpustat"), &["--json", "--no-processes"]);
     let listed: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(listed["driver_version"], "570.42.07");
@@ -36,8 +36,11 @@ fn gpustat_lists_the_devices() {
 #[test]
 fn gpustat_lists_a_device_without_memory_of_its_own() {
     let Some(python) = python("gpustat_lists_a_device_without_memory_of_its_own") else { return };
-    let output =
-        on(&Machine::new(unified_memory_scenario()), &python.with_file_name("gpustat"), &["--json", "--no-processes"]);
+    let output = on(
+        &NvmlMachine::new(unified_memory_scenario()),
+        &python.with_file_name("gpustat"),
+        &["--json", "--no-processes"],
+    );
     let listed: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(listed["gpus"][0]["name"], "NVIDIA GB10");
     assert_eq!(listed["gpus"][0]["memory.total"], Value::Null);
@@ -52,12 +55,12 @@ from nvitop import Device
 print(json.dumps([[d.uuid(), d.memory_used(), d.gpu_utilization(), list(d.processes())] for d in Device.all()]))
 ";
     let mut scenario = server_scenario(2);
-    // It asks the kernel about a process, so there must be one.
+    // nvitop asks the kernel about the process, so it must exist.
     scenario.devices[1].compute[0].pid = std::process::id();
-    let output = on(&Machine::new(scenario), &python, &["-c", SCRIPT]);
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let output = on(&NvmlMachine::new(scenario), &python, &["-c", SCRIPT]);
+    let reported: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(
-        told[1],
+        reported[1],
         serde_json::json!(["GPU-5ca1ab1e-0000-4000-8000-000000000001", 1_u64 << 30, 10, [std::process::id()]])
     );
 }
@@ -68,7 +71,7 @@ fn nvidias_own_python_binding_reads_what_the_scenario_says() {
     let mut first = mig_gpu();
     let instance = first.mig.as_mut().unwrap().slots[4].as_mut().unwrap();
     instance.compute = vec![StandInProcess { pid: 41, memory: 6 << 20 }];
-    let machine = Machine::new(NvmlScenario { devices: vec![first], ..server_scenario(0) });
+    let machine = NvmlMachine::new(NvmlScenario { devices: vec![first], ..server_scenario(0) });
     const SCRIPT: &str = r#"
 import json, pynvml as n
 n.nvmlInit()
@@ -97,9 +100,9 @@ print(json.dumps({
 n.nvmlShutdown()
 "#;
     let output = on(&machine, &python, &["-c", SCRIPT]);
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    let reported: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(
-        told,
+        reported,
         serde_json::json!({
             "driver": "570.42.07", "count": 1, "pci": "00000000:18:00.0", "minor": 3, "mig": [1, 1],
             "reserved": 551_u64 << 20, "v1": 551_u64 << 20, "rows": [0, 0, 0, 0], "link": 1, "busy": null,
@@ -113,12 +116,12 @@ n.nvmlShutdown()
     );
 }
 
-/// Runs a program that finds the machine's library first.
-fn on(machine: &Machine, program: &Path, args: &[&str]) -> Output {
+/// Runs a program with the machine's library first in its library path.
+fn on(machine: &NvmlMachine, program: &Path, args: &[&str]) -> Output {
     Command::new(program).args(args).env("LD_LIBRARY_PATH", machine.folder()).output().unwrap()
 }
 
-/// A Python with the packages, or `None` after telling that `test` is skipped.
+/// Returns a Python with the packages, or reports `test` as skipped.
 fn python(test: &str) -> Option<PathBuf> {
     static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     match MADE.get_or_init(make) {
@@ -136,7 +139,7 @@ fn make() -> Result<PathBuf, String> {
     if std::fs::read_to_string(&done).is_ok_and(|made| made == PACKAGES.join(" ")) {
         return Ok(python);
     }
-    // What an earlier run left half made, or made for other packages, is in the way.
+    // Removes an incomplete or outdated installation.
     let _ = std::fs::remove_dir_all(&folder);
     run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
     run(Command::new(&python)

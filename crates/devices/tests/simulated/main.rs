@@ -1,8 +1,8 @@
-//! Simulated devices, and what the tracker makes of readings.
+//! Tests of simulated devices and of the tracker.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod simulated_devices;
 mod simulated_faults;
 mod simulated_properties;
-mod simulated_stories;
 mod tracker;

@@ -1,4 +1,4 @@
-//! Everything that can go wrong with simulated devices, seen as any source is seen.
+//! Faults of simulated devices and their effect on readings.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
@@ -11,7 +11,7 @@ use gpupool_devices::simulated::{
 };
 use gpupool_devices::{DetectedDevice, DeviceSource, Reported, SourceError, SourceReading};
 
-/// Long enough for any machine; reached only when a test fails.
+/// Generous deadline, reached only by a failing test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn node(text: &str) -> (SimulatedSource, SimulationControl) {
@@ -22,7 +22,7 @@ fn fault(control: &SimulationControl, target: &str, fault: &str) -> usize {
     control.inject_fault(&target.parse().unwrap(), &fault.parse().unwrap()).unwrap()
 }
 
-/// The node with a fault on its second device, and that device once the fault is cleared.
+/// Returns the reading of a node with a fault on its second device, and that device without the fault.
 fn with_fault(text: &str) -> (SourceReading, DetectedDevice) {
     let (mut source, control) = node("3xH100");
     let before = source.read().unwrap();
@@ -39,7 +39,7 @@ fn only_second(text: &str) -> DetectedDevice {
 }
 
 #[test]
-fn a_lost_device_is_listed_and_tells_nothing() {
+fn a_lost_device_is_listed_without_values() {
     let (during, before) = with_fault("lost");
     let lost = &during.devices[1];
     assert_eq!(lost.health, Some(DeviceHealth::Lost));
@@ -49,7 +49,7 @@ fn a_lost_device_is_listed_and_tells_nothing() {
 }
 
 #[test]
-fn a_device_that_vanished_is_not_listed_and_comes_back_as_itself() {
+fn a_vanished_device_is_not_listed_and_returns_as_the_same() {
     let (during, before) = with_fault("vanish");
     assert_eq!(during.devices.len(), 2);
     assert!(during.devices.iter().all(|device| device.uuid != before.uuid));
@@ -58,13 +58,13 @@ fn a_device_that_vanished_is_not_listed_and_comes_back_as_itself() {
 }
 
 #[test]
-fn a_hot_device_says_so_and_is_not_called_sick() {
+fn a_hot_device_reports_its_temperature_and_is_healthy() {
     let hot = only_second("hot:97");
     assert_eq!((hot.temperature_c, hot.health), (Reported::Value(97), Some(DeviceHealth::Healthy)));
 }
 
 #[test]
-fn memory_errors_are_judged_by_what_became_of_the_rows() {
+fn memory_errors_are_judged_by_the_state_of_their_rows() {
     let (remapped, _) = with_fault("ecc:2");
     assert_eq!(remapped.devices[1].health, Some(DeviceHealth::Healthy));
     assert!(remapped.warnings[0].contains("2 uncorrectable memory errors"), "{:?}", remapped.warnings);
@@ -75,7 +75,7 @@ fn memory_errors_are_judged_by_what_became_of_the_rows() {
 }
 
 #[test]
-fn fields_can_be_unsupported_or_fail_while_others_go_on() {
+fn fields_can_be_unsupported_or_fail_while_others_work() {
     let without = only_second("not_available:memory+utilization");
     assert_eq!(without.utilization, Reported::Unsupported("[N/A]".into()));
     assert!(matches!(
@@ -90,13 +90,13 @@ fn fields_can_be_unsupported_or_fail_while_others_go_on() {
 }
 
 #[test]
-fn a_stuck_counter_shows_full_use_with_nobody_there() {
+fn a_stuck_counter_shows_full_utilization_of_an_idle_device() {
     let stuck = only_second("stuck_utilization");
     assert_eq!((stuck.utilization, stuck.processes), (Reported::Value(Percent::FULL), Reported::Value(vec![])));
 }
 
 #[test]
-fn a_squatter_uses_the_device_beside_the_work_of_the_pool() {
+fn a_squatter_uses_the_device_beside_leases() {
     let (mut source, control) = node("H100");
     control
         .set_load(DevicePosition(0), 1, SimulatedLoad { share: Share(100), pid: Some(10), ..SimulatedLoad::default() })
@@ -135,7 +135,7 @@ fn a_hung_driver_blocks_the_reading_until_it_is_cleared() {
     let answer = reading(source);
     assert!(control.wait_for_blocked_reading(PATIENCE));
     assert_eq!(answer.try_recv(), Err(TryRecvError::Empty));
-    // Meanwhile everything else can be asked and changed.
+    // Other control calls work meanwhile.
     fault(&control, "0", "hot:91");
     assert_eq!(control.faults().len(), 2);
     assert!(control.wait_for_blocked_reading(PATIENCE), "another fault is no reason to answer");
@@ -145,7 +145,7 @@ fn a_hung_driver_blocks_the_reading_until_it_is_cleared() {
 }
 
 #[test]
-fn a_hung_driver_is_given_up_in_the_end() {
+fn a_hung_driver_fails_the_reading_in_the_end() {
     let (mut source, control) = node("H100");
     fault(&control, "all", "hung_driver:0");
     assert!(matches!(source.read(), Err(SourceError::Unresponsive { .. })));
@@ -153,7 +153,7 @@ fn a_hung_driver_is_given_up_in_the_end() {
 }
 
 #[test]
-fn a_slow_driver_answers_late_or_when_it_is_slow_no_more() {
+fn a_slow_driver_answers_late_or_when_the_fault_is_cleared() {
     let (source, control) = node("H100");
     fault(&control, "all", "slow:3600000");
     let answer = reading(source);
@@ -166,7 +166,7 @@ fn a_slow_driver_answers_late_or_when_it_is_slow_no_more() {
 }
 
 #[test]
-fn what_befalls_a_gpu_befalls_all_its_partitions() {
+fn faults_of_a_gpu_affect_all_its_partitions() {
     let (mut source, control) = node("1xH100/3g.40gb*2,1xMI300X/DPX,1xL4");
     for (target, hit) in [("0", 0..3), ("place:2", 0..3), ("place:4", 3..5)] {
         assert_eq!(fault(&control, target, "ecc:1:remap_failed"), 1);
@@ -190,7 +190,7 @@ fn what_befalls_a_gpu_befalls_all_its_partitions() {
 }
 
 #[test]
-fn faults_are_set_and_cleared_by_any_name_of_a_device() {
+fn faults_are_injected_and_cleared_by_any_name_of_a_device() {
     let (mut source, control) = node("2xH100,1xMI250X");
     let device = source.read().unwrap().devices.swap_remove(1);
     let uuid = device.uuid.unwrap();
@@ -213,7 +213,7 @@ fn faults_are_set_and_cleared_by_any_name_of_a_device() {
         "two dies carry one UUID"
     );
     let error = control.inject_fault(&FaultTarget::Index(9), &SimulatedFault::Lost).unwrap_err().to_string();
-    assert!(error.starts_with("no simulated device is 9; there are: GPU-"), "{error}");
+    assert!(error.starts_with("no simulated device matches 9; existing devices: GPU-"), "{error}");
     let unsound = serde_json::from_str(r#"{"fault":"squatter","pid":1,"memory_mib":1,"utilization":200}"#).unwrap();
     for error in
         [control.inject_fault(&FaultTarget::All, &unsound), control.clear_faults(&FaultTarget::All, Some("melted"))]

@@ -1,4 +1,4 @@
-//! What holds for every node of simulated devices and everything that may happen to it.
+//! Properties of simulated devices under random events.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use proptest::prelude::*;
 const NODE: &str = "2xH100,1xA30/2g.12gb/1g.6gb*2,1xMI300X/QPX,1xMI250X,1xGB10,1xT4";
 const DEVICES: usize = 14;
 
-/// Something that happens to a node, and how much later.
+/// An event on a node.
 #[derive(Debug, Clone)]
-enum Event {
+enum SimulationEvent {
     Load { place: usize, holder: u64, share: u32, mib: u64 },
     Unload { place: usize, holder: u64 },
     Fault { place: usize, fault: SimulatedFault },
     Heal { place: usize },
 }
 
-fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+fn events() -> impl Strategy<Value = Vec<(u64, SimulationEvent)>> {
     let fault = prop_oneof![
         (1u32..4, 0u64..1 << 24, 0u8..=100).prop_map(|(pid, memory_mib, utilization)| SimulatedFault::Squatter {
             pid,
@@ -35,40 +35,40 @@ fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
     ];
     let event = prop_oneof![
         4 => (0..DEVICES, 0u64..3, 0u32..=u32::MAX, 0u64..1 << 40)
-            .prop_map(|(place, holder, share, mib)| Event::Load { place, holder, share: share % 2000, mib: mib >> (share % 40) }),
-        2 => (0..DEVICES, 0u64..3).prop_map(|(place, holder)| Event::Unload { place, holder }),
-        1 => (0..DEVICES, fault).prop_map(|(place, fault)| Event::Fault { place, fault }),
-        1 => (0..DEVICES).prop_map(|place| Event::Heal { place }),
+            .prop_map(|(place, holder, share, mib)| SimulationEvent::Load { place, holder, share: share % 2000, mib: mib >> (share % 40) }),
+        2 => (0..DEVICES, 0u64..3).prop_map(|(place, holder)| SimulationEvent::Unload { place, holder }),
+        1 => (0..DEVICES, fault).prop_map(|(place, fault)| SimulationEvent::Fault { place, fault }),
+        1 => (0..DEVICES).prop_map(|place| SimulationEvent::Heal { place }),
     ];
     prop::collection::vec((0u64..30_000, event), 1..24)
 }
 
-fn happen(control: &SimulationControl, event: &Event) {
+fn happen(control: &SimulationControl, event: &SimulationEvent) {
     match event {
-        Event::Load { place, holder, share, mib } => {
+        SimulationEvent::Load { place, holder, share, mib } => {
             let memory = Bytes(mib.saturating_mul(1 << 20));
-            // A GPU that is cut by MIG takes none, which is fine.
+            // A GPU in MIG mode refuses the load.
             let _ = control.set_load(
                 DevicePosition(*place),
                 *holder,
                 SimulatedLoad { share: Share(*share), memory, ..SimulatedLoad::default() },
             );
         }
-        Event::Unload { place, holder } => control.clear_load(DevicePosition(*place), *holder),
-        Event::Fault { place, fault } => {
+        SimulationEvent::Unload { place, holder } => control.clear_load(DevicePosition(*place), *holder),
+        SimulationEvent::Fault { place, fault } => {
             control.inject_fault(&FaultTarget::Position(DevicePosition(*place)), fault).unwrap();
         }
-        Event::Heal { place } => {
+        SimulationEvent::Heal { place } => {
             control.clear_faults(&FaultTarget::Position(DevicePosition(*place)), None).unwrap();
         }
     }
 }
 
-/// Plays events, looking `looks` times while each lasts, and gives what was seen at each event.
-fn play(events: &[(u64, Event)], looks: u64) -> Vec<SourceReading> {
+/// Plays events with `looks` extra readings during each, and returns the reading after each event.
+fn play(events: &[(u64, SimulationEvent)], looks: u64) -> Vec<SourceReading> {
     let clock = ManualClock::default();
     let (mut source, control) = SimulatedSource::new(&SimulationSpec::parse(NODE).unwrap(), clock.ticking());
-    let seen = |(millis, event): &(u64, Event)| {
+    let seen = |(millis, event): &(u64, SimulationEvent)| {
         happen(&control, event);
         for _ in 0..looks {
             clock.advance(Duration::from_millis(millis / (looks + 1)));
@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_devices_report_does_not_depend_on_how_often_anybody_looked(events in events(), looks in 1u64..9) {
+    fn values_do_not_depend_on_the_number_of_readings(events in events(), looks in 1u64..9) {
         prop_assert_eq!(play(&events, 0), play(&events, looks));
     }
 
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn work_only_takes_more_memory_while_it_runs(share in 0u32..=1000, mib in 0u64..100_000, steps in prop::collection::vec(0u64..2_000, 1..20)) {
+    fn a_load_never_shrinks_its_memory_while_it_runs(share in 0u32..=1000, mib in 0u64..100_000, steps in prop::collection::vec(0u64..2_000, 1..20)) {
         let clock = ManualClock::default();
         let (mut source, control) = SimulatedSource::new(&SimulationSpec::parse("H100").unwrap(), clock.ticking());
         control.set_load(DevicePosition(0), 1, SimulatedLoad { share: Share(share), memory: Bytes(mib << 20), ..SimulatedLoad::default() }).unwrap();
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn devices_keep_their_identity_whatever_follows_them(
+    fn devices_keep_their_identity_when_others_are_added(
         counts in prop::collection::vec((0..model_names().count(), 1usize..4), 1..5),
         other in 0..model_names().count(),
         node in "[a-c]{0,1}",
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_devices_or_an_error(text in "([0-9]{0,4}[xX*]?(H100|mi300x|RTX 4090|A30|[a-z0-9]{0,6})(/(CPX|1g.10gb|2g.12gb)([*][0-9]{1,3})?){0,3},?){0,4}") {
+    fn any_text_describes_devices_or_is_refused(text in "([0-9]{0,4}[xX*]?(H100|mi300x|RTX 4090|A30|[a-z0-9]{0,6})(/(CPX|1g.10gb|2g.12gb)([*][0-9]{1,3})?){0,3},?){0,4}") {
         if let Ok(spec) = SimulationSpec::parse(&text) {
             let (mut source, control) = SimulatedSource::new(&spec, || Duration::ZERO);
             prop_assert_eq!(source.read().unwrap().devices.len(), spec.device_count());
@@ -158,7 +158,7 @@ proptest! {
 }
 
 #[test]
-fn seeds_and_nodes_make_other_devices() {
+fn other_seeds_and_nodes_have_other_devices() {
     let uuid = |spec: SimulationSpec| {
         SimulatedSource::new(&spec, || Duration::ZERO).0.read().unwrap().devices[0].uuid.clone().unwrap()
     };

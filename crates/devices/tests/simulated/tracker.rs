@@ -1,4 +1,4 @@
-//! What the tracker makes of readings: devices that come, go, fail and come back.
+//! The tracker over readings: devices appear, vanish, fail and return.
 
 use gpupool_core::{Bytes, DeviceHealth, GpuId, Millis, PoolTime, Vendor};
 use gpupool_devices::{
@@ -21,7 +21,7 @@ fn reading(devices: impl IntoIterator<Item = DetectedDevice>) -> Result<SourceRe
     Ok(SourceReading { devices: devices.into_iter().collect(), ..SourceReading::default() })
 }
 
-/// A tracker that has seen these GPUs.
+/// Creates a tracker that has read these GPUs.
 fn after(numbers: &[u32]) -> DeviceTracker {
     let mut tracker = DeviceTracker::default();
     tracker.observe(PoolTime(1000), SOURCE, reading(numbers.iter().map(|&number| gpu(number))));
@@ -29,7 +29,7 @@ fn after(numbers: &[u32]) -> DeviceTracker {
 }
 
 #[test]
-fn a_device_is_gone_only_when_two_answers_leave_it_out_and_comes_back_as_itself() {
+fn a_device_is_gone_after_two_readings_without_it_and_returns_as_the_same() {
     let mut tracker = after(&[1, 2]);
     assert_eq!(tracker.observe(PoolTime(2000), SOURCE, reading([])), []);
     assert_eq!(tracker.devices()[1].health, DeviceHealth::Healthy);
@@ -42,7 +42,7 @@ fn a_device_is_gone_only_when_two_answers_leave_it_out_and_comes_back_as_itself(
 }
 
 #[test]
-fn a_source_that_fails_takes_no_device_away_and_what_it_said_ages() {
+fn a_failing_source_removes_no_device_and_its_readings_age() {
     let mut tracker = after(&[1]);
     let hung = || SourceError::Unresponsive { what: "nvml".into(), after: std::time::Duration::from_secs(5) };
     assert_eq!(tracker.observe(PoolTime(6000), SOURCE, Err(hung())), [TrackedChange::SourceFailed(SOURCE, hung())]);
@@ -58,7 +58,7 @@ fn a_source_that_fails_takes_no_device_away_and_what_it_said_ages() {
 }
 
 #[test]
-fn a_lost_gpu_named_only_by_its_place_is_the_one_that_was_there() {
+fn a_lost_gpu_known_only_by_its_address_is_recognised() {
     let mut tracker = after(&[1, 2]);
     let mut lost = DetectedDevice::new(Vendor::Nvidia);
     lost.pci = parse_pci_address("00000000:02:00.0");
@@ -71,7 +71,7 @@ fn a_lost_gpu_named_only_by_its_place_is_the_one_that_was_there() {
 }
 
 #[test]
-fn one_source_does_not_take_the_devices_of_another() {
+fn a_source_does_not_remove_the_devices_of_another() {
     let mut tracker = after(&[1]);
     let mut card = DetectedDevice::new(Vendor::Amd);
     card.pci = parse_pci_address("0000:c1:00.0");
@@ -87,7 +87,7 @@ fn one_source_does_not_take_the_devices_of_another() {
 }
 
 #[test]
-fn what_is_wrong_with_a_gpu_is_wrong_with_every_instance_on_it() {
+fn a_fault_of_a_gpu_affects_all_its_instances() {
     let mut parent = gpu(1);
     parent.mig = Some(true);
     parent.health = Some(DeviceHealth::Unhealthy("Xid 48".into()));
@@ -107,7 +107,7 @@ fn what_is_wrong_with_a_gpu_is_wrong_with_every_instance_on_it() {
 }
 
 #[test]
-fn a_device_stays_itself_when_the_other_that_carries_its_uuid_goes() {
+fn a_device_keeps_its_identity_when_another_with_its_uuid_goes() {
     let die = |number: u32| {
         let mut found = gpu(number);
         found.uuid = Some("GPU-shared".into());

@@ -1,11 +1,12 @@
-//! The engine: one loop around the ledger that touches the world. Starts workers, sends, hears, buries.
+//! The engine: one loop that performs what the scheduler decides. Starts workers, sends tasks, reads results and ends
+//! processes.
 //!
-//! Whoever drives it calls [`Engine::turn`] again and again, one thread at a time. What takes long (starting a
-//! process, ending one) is done by short-lived threads that leave a message.
+//! The driving thread calls [`Engine::run_turn`] repeatedly, one thread at a time. Slow operations (starting or ending
+//! a process) run on short-lived threads that send a message when done.
 
 mod queues;
-mod slot;
-mod workers;
+mod worker_lifecycle;
+mod worker_slot;
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,71 +20,69 @@ use gpupool_confine::bounds::BoundsWatcher;
 use gpupool_confine::cgroup::CgroupManager;
 use rustix::event::{Timespec, epoll};
 
-use queues::Delivery;
-pub(crate) use queues::{Feed, Message, Post};
-use slot::{ByTask, Clock, Phase, Slot, Stage};
+use queues::EventQueue;
+pub(crate) use queues::{EngineMailbox, EngineMessage, TaskQueue};
+use worker_slot::{CounterClock, SlotRuntime, SlotStage, TaskMap, WorkerPhase};
 
 use crate::command::CommandOutput;
 use crate::event::{DispatchError, RunEvent, TaskEnd};
-use crate::ledger::{Effect, Ledger};
-use crate::limits::{CANCEL_GRACE, SLEEP_MOST, UNUSED_PATIENCE};
+use crate::limits::{CANCEL_GRACE, MAX_SLEEP, UNUSED_WORKER_TIMEOUT};
 use crate::plan::RunPlan;
+use crate::scheduler::{SchedulerEffect, TaskScheduler};
 use crate::{RunStats, WorkerExitCause, WorkerId, WorkerSlot, WorkerStats};
 
-/// Which of a slot's file descriptors something happened to.
+/// Origin of an epoll event: the wakeup descriptor, or a descriptor of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
-    Bell,
+enum EpollSource {
+    Wakeup,
     Socket(usize),
     Job(usize),
-    Writes(usize),
+    Output(usize),
 }
 
-impl Source {
+impl EpollSource {
     fn to_data(self) -> epoll::EventData {
         let number = match self {
-            Self::Bell => 0,
+            Self::Wakeup => 0,
             Self::Socket(slot) => slot << 2 | 1,
             Self::Job(slot) => slot << 2 | 2,
-            Self::Writes(slot) => slot << 2 | 3,
+            Self::Output(slot) => slot << 2 | 3,
         };
         epoll::EventData::new_u64(number as u64)
     }
 
-    fn of_data(data: epoll::EventData) -> Self {
-        // It was a slot's number before.
+    fn from_data(data: epoll::EventData) -> Self {
+        // The number was made from a slot index.
         let number = usize::try_from(data.u64()).unwrap_or(0);
         match number & 3 {
             1 => Self::Socket(number >> 2),
             2 => Self::Job(number >> 2),
-            3 => Self::Writes(number >> 2),
-            _ => Self::Bell,
+            3 => Self::Output(number >> 2),
+            _ => Self::Wakeup,
         }
     }
 }
 
-/// Who drives, and what that one waits for.
+/// Condition for which the driving thread waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Driver {
-    /// Events.
-    Listener,
-    /// Events, until this time.
-    Watcher(Instant),
-    /// Events, and room for more tasks.
-    Feeder,
-    /// Nothing: it has other things to do.
-    Passer,
-    /// Nothing: it keeps things going.
-    Relief,
-    /// Nothing but the end, and that not for ever.
-    Leaver(Instant),
+pub(crate) enum DriverGoal {
+    Event,
+    /// An event, until this time.
+    EventUntil(Instant),
+    /// An event, or room in the task queue.
+    EventOrRoom,
+    /// Nothing: the driver returns at once.
+    Nothing,
+    /// No condition: the backup thread keeps the run going.
+    Background,
+    /// The end of the run, until this time.
+    ShutdownUntil(Instant),
 }
 
-/// How far the run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum RunProgress {
     Open,
-    /// All tasks are over; the workers are told to end.
+    /// All tasks have ended; the workers were told to stop.
     Ending,
     Over,
 }
@@ -91,115 +90,121 @@ enum Progress {
 #[derive(Debug)]
 pub(crate) struct Engine {
     plan: Arc<RunPlan>,
-    ledger: Ledger,
-    payloads: ByTask<Bytes>,
-    /// What commands wrote whose tasks are not over yet.
-    outputs: ByTask<CommandOutput>,
-    slots: Vec<Slot>,
+    scheduler: TaskScheduler,
+    payloads: TaskMap<Bytes>,
+    /// Output of commands whose tasks have not ended yet.
+    outputs: TaskMap<CommandOutput>,
+    slots: Vec<SlotRuntime>,
     epoll: OwnedFd,
-    feed: Arc<Feed>,
-    post: Arc<Post>,
-    effects: Vec<Effect>,
-    taken: Vec<Bytes>,
-    delivery: Delivery,
-    progress: Progress,
+    task_queue: Arc<TaskQueue>,
+    mailbox: Arc<EngineMailbox>,
+    effects: Vec<SchedulerEffect>,
+    accepted: Vec<Bytes>,
+    events: EventQueue,
+    progress: RunProgress,
     failure: Option<DispatchError>,
-    /// A signal came while it slept.
+    /// Whether a signal interrupted the last sleep.
     was_interrupted: bool,
-    clock: Clock,
+    clock: CounterClock,
     /// Shared with the threads that start workers.
     watcher: Arc<BoundsWatcher>,
 }
 
 impl Engine {
-    pub(crate) fn new(plan: RunPlan, feed: Arc<Feed>, post: Arc<Post>) -> Result<Self, DispatchError> {
+    pub(crate) fn new(
+        plan: RunPlan,
+        task_queue: Arc<TaskQueue>,
+        mailbox: Arc<EngineMailbox>,
+    ) -> Result<Self, DispatchError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from)?;
-        epoll::add(&epoll, post.as_fd(), Source::Bell.to_data(), epoll::EventFlags::IN).map_err(io::Error::from)?;
+        epoll::add(&epoll, mailbox.as_fd(), EpollSource::Wakeup.to_data(), epoll::EventFlags::IN)
+            .map_err(io::Error::from)?;
         let now = Instant::now();
         let mut rules = plan.rules.clone();
-        // What one task uses can only be told apart where no other is behind it.
+        // Per-task CPU time can only be measured if no other task is queued behind it.
         rules.prefetch &= !plan.counts_cpu_time_per_task();
         Ok(Self {
-            ledger: Ledger::new(rules),
-            payloads: ByTask::default(),
-            outputs: ByTask::default(),
-            slots: plan.places.iter().map(|place| Slot::new(place.clone(), now)).collect(),
+            scheduler: TaskScheduler::new(rules),
+            payloads: TaskMap::default(),
+            outputs: TaskMap::default(),
+            slots: plan.slots.iter().map(|spec| SlotRuntime::new(spec.clone(), now)).collect(),
             epoll,
-            feed,
-            post,
+            task_queue,
+            mailbox,
             effects: Vec::new(),
-            taken: Vec::new(),
-            delivery: Delivery::new(plan.order),
-            progress: Progress::Open,
+            accepted: Vec::new(),
+            events: EventQueue::new(plan.order),
+            progress: RunProgress::Open,
             failure: None,
             was_interrupted: false,
-            clock: Clock::new(),
+            clock: CounterClock::new(),
             watcher: Arc::new(BoundsWatcher::start(CgroupManager::detect())?),
             plan: Arc::new(plan),
         })
     }
 
-    /// Does what there is to do, and sleeps until there is, unless whoever drives has something to do.
-    pub(crate) fn turn(&mut self, driver: Driver) {
-        if let Err(error) = self.try_turn(driver) {
-            // It cannot hear its workers any more: they are ended, and their tasks with them.
-            self.give_up(error);
-            self.obey_effects(Instant::now());
+    /// Performs all pending work, then sleeps until there is more or the driver's goal is reached.
+    pub(crate) fn run_turn(&mut self, goal: DriverGoal) {
+        if let Err(error) = self.try_run_turn(goal) {
+            // Without epoll no worker can be read: end all workers and their tasks.
+            self.abort_run(error);
+            self.apply_effects(Instant::now());
             self.slots.clear();
-            self.progress = Progress::Over;
+            self.progress = RunProgress::Over;
         }
     }
 
-    fn try_turn(&mut self, driver: Driver) -> Result<(), DispatchError> {
+    fn try_run_turn(&mut self, goal: DriverGoal) -> Result<(), DispatchError> {
         let now = Instant::now();
-        self.take_messages(now);
-        self.take_tasks();
-        self.ledger.feed(now, &mut self.effects);
-        self.obey_effects(now);
-        self.by_the_clock(now);
-        // What was taken back by the clock goes to others at once.
-        self.ledger.feed(now, &mut self.effects);
-        self.obey_effects(now);
-        self.send_all();
-        self.end_if_done(now);
-        if self.progress == Progress::Over {
+        self.handle_messages(now);
+        self.accept_tasks();
+        self.scheduler.assign_tasks(now, &mut self.effects);
+        self.apply_effects(now);
+        self.handle_deadlines(now);
+        // Tasks recalled by a deadline go to other workers at once.
+        self.scheduler.assign_tasks(now, &mut self.effects);
+        self.apply_effects(now);
+        self.send_pending();
+        self.finish_if_done(now);
+        if self.progress == RunProgress::Over {
             return Ok(());
         }
-        self.wait_and_hear(driver)
+        self.wait_for_events(goal)
     }
 
-    /// How long to sleep. Who falls asleep says so first and looks for work then: what comes between rings.
-    fn sleep(&self, driver: Driver) -> Duration {
-        let is_wanted = match driver {
-            Driver::Listener | Driver::Watcher(_) => self.delivery.ready() > 0,
-            Driver::Feeder => self.delivery.ready() > 0 || self.feed.room() > 0,
-            Driver::Passer => true,
-            Driver::Relief | Driver::Leaver(_) => false,
+    /// Returns how long to sleep. Announces the sleep before the last check for work, so that later work wakes the
+    /// driver.
+    fn sleep_duration(&self, goal: DriverGoal) -> Duration {
+        let is_reached = match goal {
+            DriverGoal::Event | DriverGoal::EventUntil(_) => self.events.ready_count() > 0,
+            DriverGoal::EventOrRoom => self.events.ready_count() > 0 || self.task_queue.room() > 0,
+            DriverGoal::Nothing => true,
+            DriverGoal::Background | DriverGoal::ShutdownUntil(_) => false,
         };
-        if is_wanted {
+        if is_reached {
             return Duration::ZERO;
         }
-        self.post.falls_asleep();
-        let (waiting, undelivered) = (self.ledger.waiting(), self.delivery.undelivered());
-        if !self.post.is_empty() || self.feed.has_news(waiting, undelivered, self.ledger.is_open()) {
+        self.mailbox.announce_sleep();
+        let (waiting, undelivered) = (self.scheduler.waiting_count(), self.events.undelivered_count());
+        if !self.mailbox.is_empty() || self.task_queue.has_update(waiting, undelivered, self.scheduler.is_open()) {
             return Duration::ZERO;
         }
-        let leaves = match driver {
-            Driver::Leaver(until) | Driver::Watcher(until) => Some(until),
+        let until = match goal {
+            DriverGoal::ShutdownUntil(until) | DriverGoal::EventUntil(until) => Some(until),
             _ => None,
         };
-        let due = self.slots.iter().filter_map(Slot::deadline).chain(leaves).min();
-        due.map_or(SLEEP_MOST, |due| due.saturating_duration_since(Instant::now()).min(SLEEP_MOST))
+        let due = self.slots.iter().filter_map(SlotRuntime::deadline).chain(until).min();
+        due.map_or(MAX_SLEEP, |due| due.saturating_duration_since(Instant::now()).min(MAX_SLEEP))
     }
 
-    fn wait_and_hear(&mut self, driver: Driver) -> Result<(), DispatchError> {
-        let timeout = self.sleep(driver);
+    fn wait_for_events(&mut self, goal: DriverGoal) -> Result<(), DispatchError> {
+        let timeout = self.sleep_duration(goal);
         let mut events = [const { std::mem::MaybeUninit::<epoll::Event>::uninit() }; 64];
         let timeout = Timespec { tv_sec: timeout.as_secs().cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
         let woken = epoll::wait(&self.epoll, &mut events, Some(&timeout));
-        self.post.is_awake();
-        let ready: Vec<(Source, epoll::EventFlags)> = match woken {
-            Ok((ready, _)) => ready.iter().map(|event| (Source::of_data(event.data), event.flags)).collect(),
+        self.mailbox.end_sleep();
+        let ready: Vec<(EpollSource, epoll::EventFlags)> = match woken {
+            Ok((ready, _)) => ready.iter().map(|event| (EpollSource::from_data(event.data), event.flags)).collect(),
             Err(rustix::io::Errno::INTR) => {
                 self.was_interrupted = true;
                 return Ok(());
@@ -209,278 +214,288 @@ impl Engine {
         let now = Instant::now();
         for (source, flags) in ready {
             match source {
-                Source::Bell => self.post.silence(),
-                Source::Socket(slot) => self.socket_is_ready(slot, flags, now),
-                Source::Job(slot) => self.job_is_ready(slot),
-                Source::Writes(slot) => self.read_words(slot),
+                EpollSource::Wakeup => self.mailbox.clear_wakeup(),
+                EpollSource::Socket(slot) => self.on_socket_ready(slot, flags, now),
+                EpollSource::Job(slot) => self.on_job_ready(slot),
+                EpollSource::Output(slot) => self.read_output(slot),
             }
         }
-        self.obey_effects(now);
+        self.apply_effects(now);
         Ok(())
     }
 
-    /// Moves what is to be told.
+    /// Moves ready events to the caller.
     pub(crate) fn take_events(&mut self, into: &mut VecDeque<RunEvent>) {
-        self.delivery.take(into);
-        self.listen_again();
+        self.events.drain_into(into);
+        self.resume_output_reading();
     }
 
-    /// Whether every task is over and every worker gone.
-    pub(crate) fn is_over(&self) -> bool {
-        self.progress == Progress::Over
+    /// Whether every task has ended and every worker has exited.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.progress == RunProgress::Over
     }
 
-    /// Whether a signal came while it slept, since this was last asked.
+    /// Returns and clears whether a signal interrupted a sleep.
     pub(crate) fn take_interrupt(&mut self) -> bool {
         std::mem::take(&mut self.was_interrupted)
     }
 
-    /// Why it could not go on.
+    /// Error that ended the run.
     pub(crate) fn failure(&self) -> Option<&DispatchError> {
         self.failure.as_ref()
     }
 
-    /// How things stand.
+    /// Returns the current statistics.
     pub(crate) fn stats(&self) -> RunStats {
-        let (pending, running, _) = self.ledger.counts();
-        let worker = |slot: &Slot| {
-            let (task, since) = self.ledger.at(slot.place.id);
+        let (pending, running, _) = self.scheduler.task_counts();
+        let worker = |slot: &SlotRuntime| {
+            let (task, since) = self.scheduler.current_task(slot.spec.id);
             WorkerStats {
-                id: slot.place.id,
-                gpu_ids: slot.place.gpu_ids.clone(),
-                state: slot.state(task.is_some()),
+                id: slot.spec.id,
+                gpu_ids: slot.spec.gpu_ids.clone(),
+                state: slot.worker_state(task.is_some()),
                 pid: match &slot.stage {
-                    Stage::Alive(process, _) => Some(process.job.id().pid),
+                    SlotStage::Running(process, _) => Some(process.job.id().pid),
                     _ => None,
                 },
                 task,
                 task_since: since,
-                completed: slot.tally.completed,
-                failed: slot.tally.failed,
-                timeouts: slot.tally.timeouts,
+                completed: slot.totals.completed,
+                failed: slot.totals.failed,
+                timeouts: slot.totals.timeouts,
                 replaced: slot.replaced,
             }
         };
         let workers = self.slots.iter().map(worker).collect();
-        RunStats { pending: pending as u64, running: running as u64, workers, ..self.delivery.tally.clone() }
+        RunStats { pending: pending as u64, running: running as u64, workers, ..self.events.totals.clone() }
     }
 
-    fn take_tasks(&mut self) {
-        if self.progress != Progress::Open {
+    fn accept_tasks(&mut self) {
+        if self.progress != RunProgress::Open {
             return;
         }
-        let (waiting, undelivered) = (self.ledger.waiting(), self.delivery.undelivered());
-        let is_last = self.feed.take(&mut self.taken, waiting, undelivered);
-        self.take_in();
+        let (waiting, undelivered) = (self.scheduler.waiting_count(), self.events.undelivered_count());
+        let is_last = self.task_queue.take_tasks(&mut self.accepted, waiting, undelivered);
+        self.register_payloads();
         if is_last {
-            self.ledger.close();
+            self.scheduler.close();
         }
     }
 
-    fn take_all_tasks(&mut self) {
-        self.feed.take_all(&mut self.taken);
-        self.take_in();
+    fn accept_all_tasks(&mut self) {
+        self.task_queue.close_and_drain(&mut self.accepted);
+        self.register_payloads();
     }
 
-    fn take_in(&mut self) {
-        for payload in self.taken.drain(..) {
-            let task = self.ledger.take_in();
+    fn register_payloads(&mut self) {
+        for payload in self.accepted.drain(..) {
+            let task = self.scheduler.accept_task();
             self.payloads.insert(task, payload);
         }
     }
 
-    fn slot_of(&self, worker: WorkerId) -> Option<usize> {
-        self.slots.iter().position(|slot| slot.place.id == worker)
+    fn slot_index(&self, worker: WorkerId) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.spec.id == worker)
     }
 
-    fn by_the_clock(&mut self, now: Instant) {
-        for at in 0..self.slots.len() {
-            if self.slots[at].deadline().is_none_or(|deadline| now < deadline) {
+    fn handle_deadlines(&mut self, now: Instant) {
+        for index in 0..self.slots.len() {
+            if self.slots[index].deadline().is_none_or(|deadline| now < deadline) {
                 continue;
             }
-            match self.slots[at].stage {
-                Stage::Waiting(until) if until <= now => self.start(at),
-                Stage::Alive(_, Phase::SettingUp(Some(until))) if until <= now => {
-                    let limit = self.plan.setup_timeout.filter(|_| self.progress == Progress::Open);
-                    self.slots[at].setup_failure =
+            match self.slots[index].stage {
+                SlotStage::Waiting(until) if until <= now => self.start_process(index),
+                SlotStage::Running(_, WorkerPhase::SettingUp(Some(until))) if until <= now => {
+                    let limit = self.plan.setup_timeout.filter(|_| self.progress == RunProgress::Open);
+                    self.slots[index].setup_failure =
                         limit.map(|limit| format!("setup took longer than {limit:?}").into());
-                    self.bury(at, Some(WorkerExitCause::Stopped), Duration::ZERO);
+                    self.kill_process(index, WorkerExitCause::Stopped);
                 }
-                Stage::Alive(_, Phase::AtWork(Some(until))) if until <= now => self.life_is_over(at),
-                Stage::Alive(_, Phase::GivingUp(until) | Phase::Stopping(until)) if until <= now => {
-                    self.bury(at, Some(WorkerExitCause::IgnoredInterrupt), Duration::ZERO);
+                SlotStage::Running(_, WorkerPhase::Serving(Some(until))) if until <= now => self.retire_worker(index),
+                SlotStage::Running(_, WorkerPhase::Cancelling(until) | WorkerPhase::Stopping(until))
+                    if until <= now =>
+                {
+                    self.kill_process(index, WorkerExitCause::IgnoredInterrupt);
                 }
                 _ => {}
             }
-            self.look_at_time(at, now);
+            self.check_task_timeout(index, now);
         }
-        self.obey_effects(now);
+        self.apply_effects(now);
     }
 
-    /// When all tasks are over the workers are told to end; when they are gone, all is over.
-    fn end_if_done(&mut self, now: Instant) {
-        if self.progress == Progress::Open && self.ledger.is_done() {
-            self.progress = Progress::Ending;
-            for at in 0..self.slots.len() {
-                match &mut self.slots[at].stage {
-                    Stage::Waiting(_) => self.slots[at].stage = Stage::Gone,
-                    Stage::Alive(_, phase @ Phase::SettingUp(_)) => {
-                        *phase = Phase::SettingUp(Some(now + UNUSED_PATIENCE));
+    /// Stops the workers when all tasks have ended, and finishes when all workers have exited.
+    fn finish_if_done(&mut self, now: Instant) {
+        if self.progress == RunProgress::Open && self.scheduler.is_done() {
+            self.progress = RunProgress::Ending;
+            for index in 0..self.slots.len() {
+                match &mut self.slots[index].stage {
+                    SlotStage::Waiting(_) => self.slots[index].stage = SlotStage::Gone,
+                    SlotStage::Running(_, phase @ WorkerPhase::SettingUp(_)) => {
+                        *phase = WorkerPhase::SettingUp(Some(now + UNUSED_WORKER_TIMEOUT));
                     }
-                    Stage::Alive(process, phase) => {
-                        process.wire.put_stop();
-                        *phase = Phase::Stopping(now + self.plan.clean_up_timeout);
+                    SlotStage::Running(process, phase) => {
+                        process.socket.queue_stop();
+                        *phase = WorkerPhase::Stopping(now + self.plan.clean_up_timeout);
                     }
-                    Stage::Starting | Stage::Dying(_) | Stage::Gone => {}
+                    SlotStage::Starting | SlotStage::Dying(_) | SlotStage::Gone => {}
                 }
             }
-            self.send_all();
+            self.send_pending();
         }
-        if self.progress == Progress::Ending && self.slots.iter().all(|slot| matches!(slot.stage, Stage::Gone)) {
-            self.progress = Progress::Over;
+        if self.progress == RunProgress::Ending && self.slots.iter().all(|slot| matches!(slot.stage, SlotStage::Gone)) {
+            self.progress = RunProgress::Over;
         }
     }
 
-    /// Nobody is left who could do the rest.
-    fn give_up(&mut self, why: DispatchError) {
+    /// Ends the run with an error and cancels every task.
+    fn abort_run(&mut self, why: DispatchError) {
         self.failure.get_or_insert(why);
-        self.take_all_tasks();
-        self.ledger.cancel(&mut self.effects);
+        self.accept_all_tasks();
+        self.scheduler.cancel_all(&mut self.effects);
     }
 }
 
-// What other threads want, and what they have done for the engine.
+// Messages of other threads.
 
 impl Engine {
-    pub(super) fn take_messages(&mut self, now: Instant) {
-        for message in self.post.take() {
+    pub(super) fn handle_messages(&mut self, now: Instant) {
+        for message in self.mailbox.take_messages() {
             match message {
-                Message::Started { slot, generation, outcome } => self.started(slot, generation, outcome, now),
-                Message::Buried { slot, generation, cause } => self.buried(slot, generation, cause, now),
-                Message::Excess { slot, generation, excess } => {
+                EngineMessage::Started { slot, generation, outcome } => {
+                    self.on_process_started(slot, generation, outcome, now)
+                }
+                EngineMessage::Reaped { slot, generation, cause } => {
+                    self.on_process_reaped(slot, generation, cause, now)
+                }
+                EngineMessage::ExceededBound { slot, generation, excess } => {
                     if self.slots.get(slot).is_some_and(|slot| slot.generation == generation) {
-                        self.bury(slot, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
+                        self.kill_process(slot, WorkerExitCause::BoundExceeded(excess));
                     }
                 }
-                Message::ReportedExcess { worker, pid, excess } => {
-                    let is_it = |slot: &Slot| matches!(&slot.stage, Stage::Alive(it, _) if it.job.id().pid == pid);
-                    if let Some(at) = self.slot_of(worker).filter(|at| is_it(&self.slots[*at])) {
-                        self.bury(at, Some(WorkerExitCause::BoundExceeded(excess)), Duration::ZERO);
+                EngineMessage::ReportedExceededBound { worker, pid, excess } => {
+                    let has_pid = |slot: &SlotRuntime| matches!(&slot.stage, SlotStage::Running(process, _) if process.job.id().pid == pid);
+                    if let Some(index) = self.slot_index(worker).filter(|index| has_pid(&self.slots[*index])) {
+                        self.kill_process(index, WorkerExitCause::BoundExceeded(excess));
                     }
                 }
-                Message::Add(place) => self.add(place, now),
-                Message::Withdraw { worker, why } => self.withdraw(worker, &why),
-                Message::Cancel => self.cancel(),
-                Message::Stop => self.stop(now),
-                Message::FinishSoon => {
-                    self.take_all_tasks();
-                    self.ledger.finish_soon(&mut self.effects);
+                EngineMessage::AddSlot(spec) => self.add_slot(spec, now),
+                EngineMessage::WithdrawSlot { worker, why } => self.withdraw_slot(worker, &why),
+                EngineMessage::Cancel => self.cancel_run(),
+                EngineMessage::Stop => self.stop_run(now),
+                EngineMessage::CancelPending => {
+                    self.accept_all_tasks();
+                    self.scheduler.cancel_pending(&mut self.effects);
                 }
-                Message::Stats(to) => {
-                    // Whoever asked may have gone.
+                EngineMessage::Stats(to) => {
+                    // The caller may have stopped waiting.
                     let _ = to.try_send(self.stats());
                 }
             }
         }
     }
 
-    fn add(&mut self, place: WorkerSlot, now: Instant) {
-        let Some(at) = self.slot_of(place.id) else { return self.slots.push(Slot::new(place, now)) };
-        let slot = &mut self.slots[at];
-        slot.place = place;
+    fn add_slot(&mut self, spec: WorkerSlot, now: Instant) {
+        let Some(index) = self.slot_index(spec.id) else { return self.slots.push(SlotRuntime::new(spec, now)) };
+        let slot = &mut self.slots[index];
+        slot.spec = spec;
         (slot.withdrawn, slot.deaths) = (None, 0);
-        // One that still dies comes back when it has.
-        if matches!(slot.stage, Stage::Gone) {
-            slot.stage = Stage::Waiting(now);
+        // A slot whose process is still dying restarts when it is reaped.
+        if matches!(slot.stage, SlotStage::Gone) {
+            slot.stage = SlotStage::Waiting(now);
         }
     }
 
-    fn withdraw(&mut self, worker: WorkerId, why: &Arc<str>) {
-        let Some(at) = self.slot_of(worker) else { return };
-        self.slots[at].withdrawn = Some(Arc::clone(why));
-        match &mut self.slots[at].stage {
-            waiting @ Stage::Waiting(_) => *waiting = Stage::Gone,
-            Stage::Starting => self.slots[at].is_outdated = true,
-            Stage::Alive(..) | Stage::Dying(_) | Stage::Gone => {}
+    fn withdraw_slot(&mut self, worker: WorkerId, why: &Arc<str>) {
+        let Some(index) = self.slot_index(worker) else { return };
+        self.slots[index].withdrawn = Some(Arc::clone(why));
+        match &mut self.slots[index].stage {
+            waiting @ SlotStage::Waiting(_) => *waiting = SlotStage::Gone,
+            SlotStage::Starting => self.slots[index].is_outdated = true,
+            SlotStage::Running(..) | SlotStage::Dying(_) | SlotStage::Gone => {}
         }
-        self.bury(at, Some(WorkerExitCause::GpuWithdrawn(Arc::clone(why))), Duration::ZERO);
+        self.kill_process(index, WorkerExitCause::GpuWithdrawn(Arc::clone(why)));
     }
 
-    fn cancel(&mut self) {
-        self.take_all_tasks();
-        self.ledger.cancel(&mut self.effects);
-        for at in 0..self.slots.len() {
-            self.interrupt(at);
-            self.bury(at, Some(WorkerExitCause::Stopped), CANCEL_GRACE);
+    fn cancel_run(&mut self) {
+        self.accept_all_tasks();
+        self.scheduler.cancel_all(&mut self.effects);
+        for index in 0..self.slots.len() {
+            self.interrupt_worker(index);
+            self.end_process(index, Some(WorkerExitCause::Stopped), CANCEL_GRACE);
         }
     }
 
-    /// What workers are at is given up within the grace. Whoever did so, or had nothing, is told to end when all have.
-    fn stop(&mut self, now: Instant) {
-        self.take_all_tasks();
-        self.ledger.cancel(&mut self.effects);
+    /// Cancels running tasks within the grace. Workers that comply or are idle are told to stop when all tasks have
+    /// ended.
+    fn stop_run(&mut self, now: Instant) {
+        self.accept_all_tasks();
+        self.scheduler.cancel_all(&mut self.effects);
         let until = now + self.plan.rules.grace;
-        for at in 0..self.slots.len() {
-            if self.ledger.at(self.slots[at].place.id).0.is_none() {
+        for index in 0..self.slots.len() {
+            if self.scheduler.current_task(self.slots[index].spec.id).0.is_none() {
                 continue;
             }
-            if let Stage::Alive(_, phase @ Phase::AtWork(_)) = &mut self.slots[at].stage {
-                *phase = Phase::GivingUp(until);
-                self.interrupt(at);
+            if let SlotStage::Running(_, phase @ WorkerPhase::Serving(_)) = &mut self.slots[index].stage {
+                *phase = WorkerPhase::Cancelling(until);
+                self.interrupt_worker(index);
             }
         }
     }
 
-    /// Has a worker give up what it is at, and begin nothing else.
-    fn interrupt(&mut self, at: usize) {
-        let Stage::Alive(process, _) = &self.slots[at].stage else { return };
-        process.counters.interrupt_any();
-        let claimed = process.counters.recall();
-        // One that is gone already needs no interrupt.
+    /// Makes a worker cancel its task and start no other.
+    fn interrupt_worker(&mut self, index: usize) {
+        let SlotStage::Running(process, _) = &self.slots[index].stage else { return };
+        process.counters.mark_all_interrupted();
+        let claimed = process.counters.recall_unclaimed();
+        // A process that has exited needs no interrupt.
         let _ = process.job.signal(Signal::INT);
-        let worker = self.slots[at].place.id;
-        if self.ledger.can_recall(worker) {
-            self.ledger.recalled(worker, claimed, &mut self.effects);
+        let worker = self.slots[index].spec.id;
+        if self.scheduler.can_recall(worker) {
+            self.scheduler.take_back_unclaimed(worker, claimed, &mut self.effects);
         }
     }
 }
 
-// Doing what the ledger decided.
+// Effects of the scheduler.
 
 impl Engine {
-    pub(super) fn obey_effects(&mut self, now: Instant) {
+    pub(super) fn apply_effects(&mut self, now: Instant) {
         while !self.effects.is_empty() {
             for effect in std::mem::take(&mut self.effects) {
                 match effect {
-                    Effect::Send { worker, tasks } => self.put_tasks(worker, &tasks, now),
-                    Effect::Over { task, worker, outcome, begun: started, tries } => {
+                    SchedulerEffect::Send { worker, tasks } => self.send_tasks(worker, &tasks, now),
+                    SchedulerEffect::TaskEnded { task, worker, outcome, started, tries } => {
                         self.payloads.remove(&task);
                         let output = self.outputs.remove(&task);
-                        if let Some(at) = worker.and_then(|worker| self.slot_of(worker)) {
-                            self.slots[at].tally.count(&outcome);
+                        if let Some(index) = worker.and_then(|worker| self.slot_index(worker)) {
+                            self.slots[index].totals.count(&outcome);
                         }
-                        self.delivery.over(TaskEnd { task, worker, outcome, started, finished: now, tries, output });
+                        let end = TaskEnd { task, worker, outcome, started, finished: now, tries, output };
+                        self.events.push_task_end(end);
                     }
-                    Effect::Retried { task, worker, outcome } => {
+                    SchedulerEffect::TaskRetried { task, worker, outcome } => {
                         self.outputs.remove(&task);
-                        if let Some(at) = self.slot_of(worker) {
-                            // Begun once more by the same worker, it is told once more.
-                            self.slots[at].told = None;
+                        if let Some(index) = self.slot_index(worker) {
+                            // A retry on the same worker is reported as a new start.
+                            self.slots[index].reported_task = None;
                         }
-                        self.delivery.tally.retried += 1;
-                        self.delivery.tell(RunEvent::TaskRetried { task, worker, outcome });
+                        self.events.totals.retried += 1;
+                        self.events.push_event(RunEvent::TaskRetried { task, worker, outcome });
                     }
-                    Effect::Interrupt { worker, begun } => {
-                        if let Some(Stage::Alive(process, _)) = self.slot_of(worker).map(|at| &self.slots[at].stage) {
-                            process.counters.interrupt(begun);
-                            // One that is gone already needs no interrupt.
+                    SchedulerEffect::Interrupt { worker, started } => {
+                        if let Some(SlotStage::Running(process, _)) =
+                            self.slot_index(worker).map(|index| &self.slots[index].stage)
+                        {
+                            process.counters.mark_interrupted(started);
+                            // A process that has exited needs no interrupt.
                             let _ = process.job.signal(Signal::INT);
                         }
                     }
-                    Effect::Recall { worker } => self.recall(worker),
-                    Effect::Kill { worker } => {
-                        if let Some(at) = self.slot_of(worker) {
-                            self.bury(at, Some(WorkerExitCause::IgnoredInterrupt), Duration::ZERO);
+                    SchedulerEffect::Recall { worker } => self.recall_tasks(worker),
+                    SchedulerEffect::Kill { worker } => {
+                        if let Some(index) = self.slot_index(worker) {
+                            self.kill_process(index, WorkerExitCause::IgnoredInterrupt);
                         }
                     }
                 }

@@ -1,4 +1,4 @@
-//! What goes into the engine and what comes out of it: tasks of the source, messages of other threads, events.
+//! Input and output of the engine: the task queue, messages of other threads, and events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -13,83 +13,84 @@ use gpupool_confine::lock;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::event::{RunEvent, SubmitError, TaskEnd};
-use crate::plan::{ResultOrder, Speaks, WorkerSlot};
-use crate::process::{NotStarted, Process};
+use crate::plan::{ResultOrder, WorkerProtocol, WorkerSlot};
+use crate::process::{WorkerProcess, WorkerStartError};
 use crate::{RunStats, TaskId, WorkerExitCause, WorkerId};
 
-/// What comes from the source and is not dealt with yet: never more than the queue holds.
+/// Queue of submitted tasks that the engine has not accepted yet. Bounded by `queue_size`.
 #[derive(Debug)]
-pub(crate) struct Feed {
-    speaks: Speaks,
+pub(crate) struct TaskQueue {
+    protocol: WorkerProtocol,
     queue_size: usize,
-    state: Mutex<State>,
+    state: Mutex<TaskQueueState>,
     has_room: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TaskQueueState {
     waiting: VecDeque<Bytes>,
-    /// Tasks the engine took that no worker is at, and results nobody took from the engine yet.
-    ahead: usize,
-    /// The number of the next task.
-    next: u64,
-    /// The source has no more, or nobody wants more.
+    /// Accepted tasks that no worker has started, plus undelivered results.
+    outstanding: usize,
+    /// Number of the next task.
+    next_task: u64,
+    /// Whether no more tasks are accepted.
     is_closed: bool,
 }
 
-impl Feed {
-    pub(crate) fn new(speaks: Speaks, queue_size: usize) -> Self {
-        Self { speaks, queue_size, state: Mutex::default(), has_room: Condvar::new() }
+impl TaskQueue {
+    pub(crate) fn new(protocol: WorkerProtocol, queue_size: usize) -> Self {
+        Self { protocol, queue_size, state: Mutex::default(), has_room: Condvar::new() }
     }
 
-    /// How many tasks can be put without waiting.
+    /// Returns the number of tasks that can be submitted without waiting.
     pub(crate) fn room(&self) -> usize {
-        self.room_of(&lock(&self.state))
+        self.room_in(&lock(&self.state))
     }
 
-    fn room_of(&self, state: &State) -> usize {
-        if state.is_closed { 0 } else { self.queue_size.saturating_sub(state.waiting.len() + state.ahead) }
+    fn room_in(&self, state: &TaskQueueState) -> usize {
+        if state.is_closed { 0 } else { self.queue_size.saturating_sub(state.waiting.len() + state.outstanding) }
     }
 
-    /// Puts a task, and waits for room if there is none and `waits`.
-    pub(crate) fn put(&self, payload: Bytes, waits: bool) -> Result<TaskId, SubmitError> {
-        self.speaks.check(&payload)?;
+    /// Submits a task. With `waits_for_room`, waits while the queue is full.
+    pub(crate) fn push_task(&self, payload: Bytes, waits_for_room: bool) -> Result<TaskId, SubmitError> {
+        self.protocol.check(&payload)?;
         let mut state = lock(&self.state);
-        while self.room_of(&state) == 0 {
+        while self.room_in(&state) == 0 {
             if state.is_closed {
                 return Err(SubmitError::Closed);
             }
-            if !waits {
+            if !waits_for_room {
                 return Err(SubmitError::Full);
             }
             state = self.has_room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let task = TaskId(state.next);
-        state.next += 1;
+        let task = TaskId(state.next_task);
+        state.next_task += 1;
         state.waiting.push_back(payload);
         Ok(task)
     }
 
-    /// The number of the next task.
-    pub(crate) fn next(&self) -> TaskId {
-        TaskId(lock(&self.state).next)
+    /// Returns the id of the next task.
+    pub(crate) fn next_task_id(&self) -> TaskId {
+        TaskId(lock(&self.state).next_task)
     }
 
-    /// Nothing more comes.
+    /// Closes the queue to further tasks.
     pub(crate) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.has_room.notify_all();
     }
 
-    /// Takes what the engine has room for; whether that was the last. `ahead` is told of what the engine has, before.
-    pub(crate) fn take(&self, into: &mut Vec<Bytes>, held: usize, undelivered: usize) -> bool {
+    /// Moves as many tasks as the engine has room for, given its unstarted tasks and undelivered results. Returns
+    /// whether the queue is closed and empty.
+    pub(crate) fn take_tasks(&self, into: &mut Vec<Bytes>, unstarted: usize, undelivered: usize) -> bool {
         let mut state = lock(&self.state);
-        let before = self.room_of(&state);
-        let room = self.queue_size.saturating_sub(held + undelivered).min(state.waiting.len());
+        let before = self.room_in(&state);
+        let room = self.queue_size.saturating_sub(unstarted + undelivered).min(state.waiting.len());
         into.extend(state.waiting.drain(..room));
-        state.ahead = held + undelivered + room;
+        state.outstanding = unstarted + undelivered + room;
         let is_last = state.is_closed && state.waiting.is_empty();
-        let has_more_room = before == 0 && self.room_of(&state) > 0;
+        let has_more_room = before == 0 && self.room_in(&state) > 0;
         drop(state);
         if has_more_room {
             self.has_room.notify_all();
@@ -97,15 +98,15 @@ impl Feed {
         is_last
     }
 
-    /// Whether [`Feed::take`] would tell anything new.
-    pub(crate) fn has_news(&self, held: usize, undelivered: usize, is_open: bool) -> bool {
+    /// Whether [`TaskQueue::take_tasks`] would return tasks or the end of the input.
+    pub(crate) fn has_update(&self, unstarted: usize, undelivered: usize, is_open: bool) -> bool {
         let state = lock(&self.state);
-        let has_room = held + undelivered < self.queue_size;
+        let has_room = unstarted + undelivered < self.queue_size;
         is_open && ((has_room && !state.waiting.is_empty()) || (state.is_closed && state.waiting.is_empty()))
     }
 
-    /// Nothing more is wanted; what was put is all that comes.
-    pub(crate) fn take_all(&self, into: &mut Vec<Bytes>) {
+    /// Closes the queue and returns everything in it.
+    pub(crate) fn close_and_drain(&self, into: &mut Vec<Bytes>) {
         let mut state = lock(&self.state);
         state.is_closed = true;
         into.extend(state.waiting.drain(..));
@@ -114,129 +115,129 @@ impl Feed {
     }
 }
 
-/// A message to the thread that drives the engine, from another one.
+/// A message of another thread to the driver of the engine.
 #[derive(Debug)]
-pub(crate) enum Message {
-    /// A worker's process runs, or does not and why.
-    Started { slot: usize, generation: u64, outcome: Result<Box<Process>, NotStarted> },
-    /// A worker's process is gone, with all it started.
-    Buried { slot: usize, generation: u64, cause: WorkerExitCause },
-    /// A worker used more than it may.
-    Excess { slot: usize, generation: u64, excess: BoundExceeded },
-    /// A worker used more than it may, by somebody else's account of its process.
-    ReportedExcess { worker: WorkerId, pid: u32, excess: BoundExceeded },
-    /// There is another place for a worker.
-    Add(WorkerSlot),
-    /// A place is taken away.
-    Withdraw { worker: WorkerId, why: Arc<str> },
-    /// Everything is to end, now.
+pub(crate) enum EngineMessage {
+    /// The process of a worker was started, or failed to start.
+    Started { slot: usize, generation: u64, outcome: Result<Box<WorkerProcess>, WorkerStartError> },
+    /// The process of a worker and all its descendants have exited.
+    Reaped { slot: usize, generation: u64, cause: WorkerExitCause },
+    /// A worker exceeded a bound.
+    ExceededBound { slot: usize, generation: u64, excess: BoundExceeded },
+    /// A worker exceeded a bound according to an external measurement of this process.
+    ReportedExceededBound { worker: WorkerId, pid: u32, excess: BoundExceeded },
+    /// Adds a worker slot, or restores a withdrawn one.
+    AddSlot(WorkerSlot),
+    /// Withdraws a worker slot and kills its worker.
+    WithdrawSlot { worker: WorkerId, why: Arc<str> },
+    /// Ends everything now.
     Cancel,
-    /// What is not done is given up; the workers end as they do when all is done.
+    /// Cancels unfinished tasks and stops the workers in order.
     Stop,
-    /// Nothing is to be begun any more.
-    FinishSoon,
-    /// Somebody wants to know how things stand.
+    /// Cancels tasks that no worker has started.
+    CancelPending,
+    /// Asks for the statistics.
     Stats(SyncSender<RunStats>),
 }
 
-/// Where messages are left.
+/// Mailbox of the engine.
 #[derive(Debug)]
-pub(crate) struct Post {
-    messages: Mutex<Vec<Message>>,
-    /// Readable while somebody is to wake up.
-    bell: OwnedFd,
-    /// Whether whoever drives sleeps, or is about to.
+pub(crate) struct EngineMailbox {
+    messages: Mutex<Vec<EngineMessage>>,
+    /// Eventfd that wakes a sleeping driver.
+    wakeup: OwnedFd,
+    /// Whether the driver sleeps or is about to.
     is_asleep: AtomicBool,
 }
 
-impl Post {
+impl EngineMailbox {
     pub(crate) fn new() -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { messages: Mutex::default(), bell, is_asleep: AtomicBool::new(false) })
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { messages: Mutex::default(), wakeup, is_asleep: AtomicBool::new(false) })
     }
 
-    pub(crate) fn send(&self, message: Message) {
+    pub(crate) fn send(&self, message: EngineMessage) {
         lock(&self.messages).push(message);
-        self.wake();
+        self.wake_driver();
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         lock(&self.messages).is_empty()
     }
 
-    pub(crate) fn take(&self) -> Vec<Message> {
+    pub(crate) fn take_messages(&self) -> Vec<EngineMessage> {
         std::mem::take(&mut lock(&self.messages))
     }
 
-    /// Wakes whoever drives, if that one sleeps.
-    pub(crate) fn wake(&self) {
+    /// Wakes the driver if it sleeps.
+    pub(crate) fn wake_driver(&self) {
         if self.is_asleep.swap(false, Ordering::SeqCst) {
-            self.ring();
+            self.force_wakeup();
         }
     }
 
-    /// Wakes whoever drives in any case.
-    pub(crate) fn ring(&self) {
-        // It can only fail where it rings already.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    /// Wakes the driver in any case.
+    pub(crate) fn force_wakeup(&self) {
+        // The write fails only if the counter is full, and then the wakeup is pending already.
+        let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
-    /// To be said before looking for work a last time, and then sleeping.
-    pub(crate) fn falls_asleep(&self) {
+    /// Announces a sleep. Check for work once more after this call.
+    pub(crate) fn announce_sleep(&self) {
         self.is_asleep.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_awake(&self) {
+    pub(crate) fn end_sleep(&self) {
         self.is_asleep.store(false, Ordering::SeqCst);
     }
 
-    pub(crate) fn silence(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
+    pub(crate) fn clear_wakeup(&self) {
+        let _ = rustix::io::read(&self.wakeup, &mut [0_u8; 8]);
     }
 }
 
-impl AsFd for Post {
+impl AsFd for EngineMailbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.wakeup.as_fd()
     }
 }
 
-/// Events on their way to the caller, results in the order that is wanted.
+/// Events on their way to the caller, with results in the configured order.
 #[derive(Debug)]
-pub(super) struct Delivery {
+pub(super) struct EventQueue {
     order: ResultOrder,
     ready: VecDeque<RunEvent>,
-    /// Results that are to be told after others.
-    held: BTreeMap<TaskId, TaskEnd>,
-    next: TaskId,
-    pub tally: RunStats,
+    /// Results that wait for the results of earlier tasks.
+    out_of_order: BTreeMap<TaskId, TaskEnd>,
+    next_task: TaskId,
+    pub totals: RunStats,
 }
 
-impl Delivery {
+impl EventQueue {
     pub(super) fn new(order: ResultOrder) -> Self {
-        let (ready, held) = (VecDeque::new(), BTreeMap::new());
-        Self { order, ready, held, next: TaskId(0), tally: RunStats::default() }
+        let (ready, out_of_order) = (VecDeque::new(), BTreeMap::new());
+        Self { order, ready, out_of_order, next_task: TaskId(0), totals: RunStats::default() }
     }
 
-    pub(super) fn tell(&mut self, event: RunEvent) {
+    pub(super) fn push_event(&mut self, event: RunEvent) {
         self.ready.push_back(event);
     }
 
-    pub(super) fn over(&mut self, over: TaskEnd) {
-        self.tally.count(&over.outcome);
+    pub(super) fn push_task_end(&mut self, end: TaskEnd) {
+        self.totals.count(&end.outcome);
         if self.order == ResultOrder::Completion {
-            self.ready.push_back(RunEvent::TaskEnded(over));
+            self.ready.push_back(RunEvent::TaskEnded(end));
             return;
         }
-        self.held.insert(over.task, over);
-        while let Some(over) = self.held.remove(&self.next) {
-            self.next.0 += 1;
-            self.ready.push_back(RunEvent::TaskEnded(over));
+        self.out_of_order.insert(end.task, end);
+        while let Some(end) = self.out_of_order.remove(&self.next_task) {
+            self.next_task.0 += 1;
+            self.ready.push_back(RunEvent::TaskEnded(end));
         }
     }
 
-    /// Moves what is ready to be told.
-    pub(super) fn take(&mut self, into: &mut VecDeque<RunEvent>) {
+    /// Moves the ready events to the caller.
+    pub(super) fn drain_into(&mut self, into: &mut VecDeque<RunEvent>) {
         if into.is_empty() {
             std::mem::swap(&mut self.ready, into);
         } else {
@@ -244,13 +245,13 @@ impl Delivery {
         }
     }
 
-    /// Events that can be told now.
-    pub(super) fn ready(&self) -> usize {
+    /// Returns the number of events that can be delivered now.
+    pub(super) fn ready_count(&self) -> usize {
         self.ready.len()
     }
 
-    /// What nobody took yet.
-    pub(super) fn undelivered(&self) -> usize {
-        self.ready.len() + self.held.len()
+    /// Returns the number of events and results that the caller has not taken.
+    pub(super) fn undelivered_count(&self) -> usize {
+        self.ready.len() + self.out_of_order.len()
     }
 }

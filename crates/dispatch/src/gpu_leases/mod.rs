@@ -1,18 +1,18 @@
-//! GPUs from the pool: a run wishes for some, and holds leases on them for as long as it lives.
+//! GPU leases of a run, held for as long as the run lives.
 //!
-//! [`GpuLeaseManager`] asks an agent of this machine for each GPU on its own, so that work begins on the first one while others are
-//! still waited for. It says by [`GpuEvent`] what workers may be started on, and what they must leave: a lease that is lost is
-//! asked for anew. Everything is given back when it is stopped or dropped. Where the whole process
-//! is killed the agent sees its end: over the Unix socket it watches the process, over TCP a connection.
+//! [`GpuLeaseManager`] requests each GPU separately from an agent of this machine, so that work starts on the first
+//! grant while other requests wait. [`GpuEvent`] tells on which leases workers may start and which they must leave; a
+//! lost lease is requested again. Stopping or dropping the manager releases every lease. If the process is killed, the
+//! agent notices: over the Unix socket it watches the process, over TCP a connection.
 //!
-//! A worker that runs under a lease is told to the agent ([`GpuLeaseManager::attach_process`]) and gets the environment of the lease
-//! ([`GrantedLease::env`]). Its processes are known to be the lease's by the control group they are in, where the agent can make
-//! one, and else by descending from us with an environment that names the lease; so several workers can share one lease, and
-//! several leases one device.
+//! A worker under a lease is attached to it ([`GpuLeaseManager::attach_process`]) and gets its environment
+//! ([`GrantedLease::env`]). The agent recognizes the lease's processes by their control group, or else as descendants
+//! of this process with an environment that names the lease. Several workers can therefore share a lease, and several
+//! leases a device.
 
-mod keeper;
-mod news;
-mod place;
+mod events;
+mod lease_slot;
+mod manager;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,34 +22,34 @@ use gpupool_api::{RequestBody, SelectBody};
 use gpupool_client::ClientError;
 use gpupool_core::GpuId;
 
-pub use keeper::{GpuLeaseManager, GpuMemoryUsage};
-pub use news::{GpuEvent, GpuEventReceiver};
+pub use events::{GpuEvent, GpuEventReceiver};
+pub use manager::{GpuLeaseManager, GpuMemoryUsage};
 
-use crate::limits::{ANSWER_PATIENCE, GPUS};
+use crate::limits::{AGENT_REPLY_TIMEOUT, MAX_GPUS};
 
-// Which GPUs a run wishes for.
+// The GPU request.
 
-/// The GPUs a run wishes for. Each is asked for on its own, and has a place of its own, counted from 0.
+/// Request for GPUs. Each GPU is requested separately, in a lease slot of its own, counted from 0.
 ///
-/// Parts of GPUs are placed by the strategy of the body, each on its own: with `best-fit`, the agent's choice for parts, two
-/// halves come from one GPU where they fit; `worst-fit` spreads them.
+/// Each fraction of a GPU is placed by the strategy of the body: `best-fit`, the agent's default for fractions, places
+/// two halves on one GPU if they fit; `worst-fit` spreads them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GpuRequest {
-    /// What is asked for at each place.
+    /// Body of the request for each slot.
     pub body: RequestBody,
-    /// How many of them. Where `gpu_ids` names some, it must be 0 or as many as these.
+    /// Number of leases; 0 or the number of `gpu_ids` if these are set.
     pub leases: usize,
-    /// Exactly these GPUs, one place each; any, where it is empty.
+    /// Exactly these GPUs, one per slot; any GPUs if empty.
     pub gpu_ids: Vec<u32>,
 }
 
 impl GpuRequest {
-    /// What is asked for, place by place.
-    pub(super) fn bodies(self) -> Result<Vec<RequestBody>, GpuError> {
+    /// Returns the request body of each slot.
+    pub(super) fn request_bodies(self) -> Result<Vec<RequestBody>, GpuError> {
         let wrong = |field, value: String, allowed: &str| GpuError::Request { field, value, allowed: allowed.into() };
         let (named, count) = (self.gpu_ids.len(), self.leases);
-        if named.max(count) > GPUS {
-            return Err(wrong("the number of GPUs", named.max(count).to_string(), &format!("at most {GPUS}")));
+        if named.max(count) > MAX_GPUS {
+            return Err(wrong("the number of GPUs", named.max(count).to_string(), &format!("at most {MAX_GPUS}")));
         }
         if named == 0 {
             if count == 0 {
@@ -58,18 +58,18 @@ impl GpuRequest {
             return Ok(vec![self.body; count]);
         }
         if count != 0 && count != named {
-            return Err(wrong("the number of GPUs", count.to_string(), &format!("{named}, as many as are named")));
+            return Err(wrong("the number of GPUs", count.to_string(), &format!("{named}, the number of named GPUs")));
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.gpu_ids.iter().find(|id| !seen.insert(**id)) {
-            return Err(wrong("gpu_ids", format!("{:?}", self.gpu_ids), &format!("each once, and {twice} is twice")));
+            return Err(wrong(
+                "gpu_ids",
+                format!("{:?}", self.gpu_ids),
+                &format!("listed each once; {twice} is twice"),
+            ));
         }
         if !self.body.select.gpu_ids.is_empty() {
-            return Err(wrong(
-                "select.gpu_ids",
-                format!("{:?}", self.body.select.gpu_ids),
-                "empty where GPUs are named",
-            ));
+            return Err(wrong("select.gpu_ids", format!("{:?}", self.body.select.gpu_ids), "empty if GPUs are named"));
         }
         let on = |id: &u32| {
             let select = SelectBody { gpu_ids: vec![GpuId(*id)], ..self.body.select.clone() };
@@ -79,66 +79,66 @@ impl GpuRequest {
     }
 }
 
-/// A lease of a place.
+/// A granted lease of a slot.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GrantedLease {
-    /// Which place; the same for all leases it ever has.
-    pub place: usize,
-    /// The number of the lease.
+    /// Slot of the lease, the same for all its successive leases.
+    pub slot: usize,
+    /// Lease id.
     pub lease: u64,
-    /// Its token, which grows with every grant: what workers write can be fenced by it.
+    /// Fencing token, which grows with every grant.
     pub token: u64,
-    /// What it holds.
+    /// Leased devices.
     pub devices: Vec<LeaseDevice>,
-    /// What to set in the environment of its workers; `None` means the variable must not be set.
+    /// Environment for the lease's workers; `None` removes a variable.
     pub env: Vec<(String, Option<String>)>,
 }
 
 impl GrantedLease {
-    pub(super) fn new(place: usize, lease: LeaseBody) -> Self {
+    pub(super) fn new(slot: usize, lease: LeaseBody) -> Self {
         let token = lease.token.unwrap_or_default();
-        Self { place, lease: lease.id, token, devices: lease.devices, env: lease.env.into_iter().collect() }
+        Self { slot, lease: lease.id, token, devices: lease.devices, env: lease.env.into_iter().collect() }
     }
 
-    /// The numbers of its devices.
+    /// Returns the numbers of the leased devices.
     pub fn gpu_ids(&self) -> Vec<u32> {
         self.devices.iter().map(|device| device.gpu_id).collect()
     }
 }
 
-// What can go wrong with GPUs from the pool, by what the caller can do about it.
+// Errors of GPU leases, by the caller's options.
 
-/// Why something about GPUs was not done.
+/// Error of a GPU lease operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// The wish makes no sense: change it.
+    /// A field of the request is invalid.
     #[error("{field} is {value}, and must be {allowed}")]
     Request {
-        /// Which part of it.
+        /// Field of the request.
         field: &'static str,
-        /// What it was.
+        /// Value of the field.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         allowed: String,
     },
-    /// The lease is not held any more: wait for the next one.
-    #[error("lease {lease} is not held any more")]
+    /// The lease has ended; wait for the next grant.
+    #[error("lease {lease} has ended")]
     NotHeld {
-        /// Which.
+        /// Lease id.
         lease: u64,
     },
-    /// The agent said no, or nobody answers.
+    /// The agent refused, or cannot be reached.
     #[error(transparent)]
     Agent(#[from] ClientError),
-    /// The agent does not answer: try again later, or go on without.
-    #[error("the agent did not answer within {} s", ANSWER_PATIENCE.as_secs())]
+    /// The agent does not reply; retry later, or continue without.
+    #[error("the agent did not reply within {} s", AGENT_REPLY_TIMEOUT.as_secs())]
     Silent,
-    /// The GPUs are being given back.
-    #[error("the GPUs are being given back")]
+    /// The manager is releasing its leases.
+    #[error("the GPU leases are being released")]
     Stopped,
-    /// The system does not let us have a thread for it.
-    #[error("cannot start the thread that keeps GPUs ({0})")]
+    /// The manager's thread could not be started.
+    #[error("cannot start the thread for GPU leases: {0}")]
     System(#[from] io::Error),
 }
 
@@ -146,17 +146,17 @@ pub enum GpuError {
 mod tests {
     use super::*;
 
-    fn wish(leases: usize, gpu_ids: &[u32]) -> Result<Vec<RequestBody>, String> {
+    fn split_request(leases: usize, gpu_ids: &[u32]) -> Result<Vec<RequestBody>, String> {
         let body = RequestBody { fraction: Some(0.5), ..RequestBody::default() };
-        GpuRequest { body, leases, gpu_ids: gpu_ids.to_vec() }.bodies().map_err(|error| error.to_string())
+        GpuRequest { body, leases, gpu_ids: gpu_ids.to_vec() }.request_bodies().map_err(|error| error.to_string())
     }
 
     #[test]
-    fn each_gpu_is_asked_for_on_its_own() {
-        let any = wish(3, &[]).unwrap();
+    fn each_gpu_has_its_own_request() {
+        let any = split_request(3, &[]).unwrap();
         assert!(any.len() == 3 && any.iter().all(|body| body.select.gpu_ids.is_empty()), "{any:#?}");
         for count in [0, 2] {
-            let named = wish(count, &[2, 0]).unwrap();
+            let named = split_request(count, &[2, 0]).unwrap();
             let ids: Vec<_> = named.iter().map(|body| body.select.gpu_ids.clone()).collect();
             assert_eq!(ids, [vec![GpuId(2)], vec![GpuId(0)]]);
             assert!(named.iter().all(|body| body.fraction == Some(0.5)), "{named:#?}");
@@ -164,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_that_cannot_be_is_refused_with_what_is_allowed() {
+    fn an_invalid_request_is_refused_with_the_allowed_values() {
         let cases: [(usize, &[u32], &str); 4] = [
             (0, &[], "the number of GPUs is 0, and must be 1 or more"),
-            (3, &[0, 1], "the number of GPUs is 3, and must be 2, as many as are named"),
-            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be each once, and 1 is twice"),
+            (3, &[0, 1], "the number of GPUs is 3, and must be 2, the number of named GPUs"),
+            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be listed each once; 1 is twice"),
             (5_000, &[], "the number of GPUs is 5000, and must be at most 1024"),
         ];
-        for (leases, gpu_ids, says) in cases {
-            assert_eq!(wish(leases, gpu_ids).unwrap_err(), says);
+        for (leases, gpu_ids, expected) in cases {
+            assert_eq!(split_request(leases, gpu_ids).unwrap_err(), expected);
         }
     }
 }

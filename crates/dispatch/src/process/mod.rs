@@ -1,7 +1,7 @@
-//! One worker's process, whoever it works for: started with its socket, counters and bounds; spoken to over its wire; seen
-//! off. Nothing here waits for long but [`start`], which is called from threads that may.
+//! A worker's process: started with socket, counters and bounds, and ended with all its descendants. Only
+//! [`start_worker_process`] blocks for long, so threads call it.
 
-mod wire;
+mod worker_socket;
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,51 +18,51 @@ use gpupool_confine::{lock, with_signals_blocked};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-pub(crate) use wire::{Heard, Wire};
+pub(crate) use worker_socket::{WorkerMessage, WorkerSocket};
 
 use crate::WorkerExitCause;
-use crate::command::Spool;
-use crate::limits::{BACKOFF, BACKOFF_MOST, SOCKET_BYTES};
-use crate::plan::{AttachDenied, RunPlan, Speaks, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
-use crate::protocol::{Frame, Kind, SOCKET_VARIABLE, VERSION, WorkerCounters, send_with};
-use crate::worker::{Ready, WorkerHello};
+use crate::command::OutputSpool;
+use crate::limits::{MAX_RESTART_BACKOFF, RESTART_BACKOFF, SOCKET_BUFFER_BYTES};
+use crate::plan::{AttachDenied, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerProtocol, WorkerSlot};
+use crate::protocol::{FrameKind, PROTOCOL_VERSION, SOCKET_VARIABLE, WorkerCounters, WorkerFrame, send_with_fds};
+use crate::worker::{ReadyMessage, WorkerHello};
 
-/// How long to wait before a process is started that died so often in a row.
+/// Returns the pause before a restart after so many consecutive exits.
 pub(crate) fn backoff(deaths: u32) -> Duration {
     match deaths {
         0 | 1 => Duration::ZERO,
-        more => BACKOFF.saturating_mul(1 << (more - 2).min(10)).min(BACKOFF_MOST),
+        more => RESTART_BACKOFF.saturating_mul(1 << (more - 2).min(10)).min(MAX_RESTART_BACKOFF),
     }
 }
 
-/// What a worker said when it was set up, or why we cannot work with it.
-pub(crate) fn ready_of(payload: &[u8]) -> Result<Ready, String> {
-    let ready: Ready = serde_json::from_slice(payload).map_err(|error| format!("ready: {error}"))?;
-    if ready.protocol != VERSION {
-        return Err(format!("it speaks version {} of the protocol, we {VERSION}", ready.protocol));
+/// Parses the ready message of a worker. The error is the reason against using the worker.
+pub(crate) fn parse_ready(payload: &[u8]) -> Result<ReadyMessage, String> {
+    let ready: ReadyMessage = serde_json::from_slice(payload).map_err(|error| format!("ready: {error}"))?;
+    if ready.protocol != PROTOCOL_VERSION {
+        return Err(format!("it speaks protocol version {}, the dispatcher {PROTOCOL_VERSION}", ready.protocol));
     }
     Ok(ready)
 }
 
-/// Tells a worker which one it is, from 0.
+/// Environment variable with the worker id, from 0.
 const WORKER_VARIABLE: &str = "GPUPOOL_WORKER_ID";
 
-/// A worker's process, running.
+/// A running worker process.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct WorkerProcess {
     pub job: Job,
-    pub held: Option<Arc<BoundedJob>>,
-    pub wire: Wire,
+    pub bounded_job: Option<Arc<BoundedJob>>,
+    pub socket: WorkerSocket,
     pub counters: WorkerCounters,
-    /// Our end of what it writes, where that is told or kept.
-    pub writes: Option<OwnedFd>,
-    /// Where its commands write.
-    pub spool: Option<Spool>,
+    /// Read end of the worker's output, if the output is reported or kept.
+    pub output_pipe: Option<OwnedFd>,
+    /// Files that receive the output of its commands.
+    pub output_spool: Option<OutputSpool>,
 }
 
-/// Why a worker's process does not run.
+/// Error that prevented the start of a worker's process.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotStarted {
+pub(crate) enum WorkerStartError {
     #[error(transparent)]
     NotAttached(#[from] AttachDenied),
     #[error(transparent)]
@@ -71,102 +71,103 @@ pub(crate) enum NotStarted {
     Spawn(#[from] SpawnError),
 }
 
-/// Starts a worker, with socket, counters, environment and bounds; or why it cannot be. Takes a moment. What it uses too much of is told to `on_excess`.
-pub(crate) fn start(
+/// Starts a worker with socket, counters, environment and bounds. Reports an exceeded bound to `on_excess`.
+pub(crate) fn start_worker_process(
     plan: &RunPlan,
-    place: &WorkerSlot,
+    slot: &WorkerSlot,
     watcher: &BoundsWatcher,
     on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
-) -> Result<Process, NotStarted> {
-    let (ours, theirs) = socket_pair()?;
+) -> Result<WorkerProcess, WorkerStartError> {
+    let (ours, worker_socket) = socket_pair()?;
     let counters = WorkerCounters::new()?;
-    let (streams, writes, spool) = streams(plan, &theirs)?;
+    let (streams, output_pipe, output_spool) = standard_streams(plan, &worker_socket)?;
     let [output, error] = streams;
-    let mut spec = spec(plan, place).streams(OwnedFd::from(theirs), output, error);
+    let mut spec = job_spec(plan, slot).streams(OwnedFd::from(worker_socket), output, error);
     if let Some(helper) = &plan.helper {
         spec = spec.keeper_program(helper);
     }
-    let mut prepared = Job::prepare(spec)?;
-    let has_group = place.attach.as_ref().map_or(Ok(false), |attach| attach(prepared.id().pid))?;
-    let held = enforce_bounds(plan, place, watcher, &mut prepared, has_group, on_excess);
+    let mut staged = Job::prepare(spec)?;
+    let has_cgroup = slot.attach.as_ref().map_or(Ok(false), |attach| attach(staged.id().pid))?;
+    let bounded_job = enforce_bounds(plan, slot, watcher, &mut staged, has_cgroup, on_excess);
     ours.set_nonblocking(true)?;
     let mut rest = Bytes::new();
-    if plan.program.speaks != Speaks::Lines {
-        // Said before it runs, so that it never waits for it.
-        rest = say_hello(plan, place, &ours, &counters)?;
+    if plan.program.protocol != WorkerProtocol::Lines {
+        // Sent before the program runs, so that the worker never waits for hello.
+        rest = send_hello(plan, slot, &ours, &counters)?;
     }
-    let job = prepared.start()?;
-    let mut wire = Wire::new(ours.into(), plan.program.speaks);
-    wire.put(rest);
-    Ok(Process { job, held: held.map(Arc::new), wire, counters, writes, spool })
+    let job = staged.start()?;
+    let mut socket = WorkerSocket::new(ours.into(), plan.program.protocol);
+    socket.queue_bytes(rest);
+    Ok(WorkerProcess { job, bounded_job: bounded_job.map(Arc::new), socket, counters, output_pipe, output_spool })
 }
 
-/// Holds it to its bounds. Also without any it is put into a group, where nothing dodges its end, unless it is in one.
+/// Enforces the bounds. Without bounds too, the process joins a control group, so that no descendant escapes its end,
+/// unless it is in one already.
 fn enforce_bounds(
     plan: &RunPlan,
-    place: &WorkerSlot,
+    slot: &WorkerSlot,
     watcher: &BoundsWatcher,
-    prepared: &mut StagedJob,
-    has_group: bool,
+    staged: &mut StagedJob,
+    has_cgroup: bool,
     on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
 ) -> Option<BoundedJob> {
     let mut bounds = plan.bounds.clone();
-    bounds.device_memory.extend_from_slice(&place.device_memory);
-    if has_group && bounds == JobBounds::default() {
+    bounds.device_memory.extend_from_slice(&slot.device_memory);
+    if has_cgroup && bounds == JobBounds::default() {
         return None;
     }
-    let name = format!("worker-{}-{}", prepared.id().pid, prepared.id().started);
-    Some(watcher.enforce_bounds(prepared, &name, &bounds, on_excess))
+    let name = format!("worker-{}-{}", staged.id().pid, staged.id().started);
+    Some(watcher.enforce_bounds(staged, &name, &bounds, on_excess))
 }
 
 fn socket_pair() -> io::Result<(UnixStream, UnixStream)> {
-    let (ours, theirs) = UnixStream::pair()?;
-    for socket in [&ours, &theirs] {
-        // As much as the system allows: large payloads then take fewer turns.
-        let _ = set_socket_send_buffer_size(socket, SOCKET_BYTES);
-        let _ = set_socket_recv_buffer_size(socket, SOCKET_BYTES);
+    let (ours, worker_socket) = UnixStream::pair()?;
+    for socket in [&ours, &worker_socket] {
+        // As large as the system allows, so that large payloads need fewer system calls.
+        let _ = set_socket_send_buffer_size(socket, SOCKET_BUFFER_BYTES);
+        let _ = set_socket_recv_buffer_size(socket, SOCKET_BUFFER_BYTES);
     }
-    Ok((ours, theirs))
+    Ok((ours, worker_socket))
 }
 
-type Streams = ([Stdio; 2], Option<OwnedFd>, Option<Spool>);
+type WorkerStreams = ([Stdio; 2], Option<OwnedFd>, Option<OutputSpool>);
 
-fn streams(plan: &RunPlan, socket: &UnixStream) -> io::Result<Streams> {
-    if plan.program.speaks == Speaks::Commands && plan.output != WorkerOutputPolicy::Inherited {
-        let spool = Spool::new()?;
-        return Ok((spool.streams()?, None, Some(spool)));
+fn standard_streams(plan: &RunPlan, socket: &UnixStream) -> io::Result<WorkerStreams> {
+    if plan.program.protocol == WorkerProtocol::Commands && plan.output != WorkerOutputPolicy::Inherited {
+        let output_spool = OutputSpool::new()?;
+        return Ok((output_spool.streams()?, None, Some(output_spool)));
     }
     let lines = |socket: &UnixStream| socket.try_clone().map(|socket| Stdio::from(OwnedFd::from(socket)));
-    let is_lines = plan.program.speaks == Speaks::Lines;
+    let is_lines = plan.program.protocol == WorkerProtocol::Lines;
     if plan.output == WorkerOutputPolicy::Inherited {
         let output = if is_lines { lines(socket)? } else { Stdio::inherit() };
         return Ok(([output, Stdio::inherit()], None, None));
     }
-    let (reads, writes) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (reads, output_pipe) = pipe_with(PipeFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&reads, true)?;
-    let output = if is_lines { lines(socket)? } else { Stdio::from(writes.try_clone()?) };
-    Ok(([output, Stdio::from(writes)], Some(reads), None))
+    let output = if is_lines { lines(socket)? } else { Stdio::from(output_pipe.try_clone()?) };
+    Ok(([output, Stdio::from(output_pipe)], Some(reads), None))
 }
 
-fn spec(plan: &RunPlan, place: &WorkerSlot) -> JobSpec {
-    let WorkerProgram { speaks, program, arguments, environment, directory } = &plan.program;
-    let program = match (&plan.helper, speaks) {
-        (Some(helper), Speaks::Commands) => helper.as_os_str(),
+fn job_spec(plan: &RunPlan, slot: &WorkerSlot) -> JobSpec {
+    let WorkerProgram { protocol, program, arguments, environment, directory } = &plan.program;
+    let program = match (&plan.helper, protocol) {
+        (Some(helper), WorkerProtocol::Commands) => helper.as_os_str(),
         _ => program,
     };
     let mut spec = JobSpec::new(program).args(arguments);
-    let of_place = place.environment.iter().map(|(name, value)| (OsStr::new(name), value.as_ref().map(OsStr::new)));
-    let of_program = environment.iter().map(|(name, value)| (name.as_os_str(), value.as_deref()));
-    for (name, value) in of_program.chain(of_place) {
+    let slot_env = slot.environment.iter().map(|(name, value)| (OsStr::new(name), value.as_ref().map(OsStr::new)));
+    let program_env = environment.iter().map(|(name, value)| (name.as_os_str(), value.as_deref()));
+    for (name, value) in program_env.chain(slot_env) {
         spec = match value {
             Some(value) => spec.env(name, value),
             None => spec.env_remove(name),
         };
     }
-    spec = spec.env(WORKER_VARIABLE, place.id.to_string());
-    spec = match speaks {
-        Speaks::Lines => spec.env_remove(SOCKET_VARIABLE),
-        Speaks::Frames | Speaks::Commands => spec.env(SOCKET_VARIABLE, "0"),
+    spec = spec.env(WORKER_VARIABLE, slot.id.to_string());
+    spec = match protocol {
+        WorkerProtocol::Lines => spec.env_remove(SOCKET_VARIABLE),
+        WorkerProtocol::Frames | WorkerProtocol::Commands => spec.env(SOCKET_VARIABLE, "0"),
     };
     match directory {
         Some(directory) => spec.directory(directory),
@@ -174,43 +175,43 @@ fn spec(plan: &RunPlan, place: &WorkerSlot) -> JobSpec {
     }
 }
 
-/// Says hello, and hands the counters over; what is left to be said.
-fn say_hello(plan: &RunPlan, place: &WorkerSlot, socket: &UnixStream, counters: &WorkerCounters) -> io::Result<Bytes> {
+/// Sends the hello message and the counters. Returns the unsent rest of the message.
+fn send_hello(plan: &RunPlan, slot: &WorkerSlot, socket: &UnixStream, counters: &WorkerCounters) -> io::Result<Bytes> {
     let hello = WorkerHello {
-        protocol: VERSION,
-        worker_id: place.id.0,
-        gpu_ids: place.gpu_ids.clone(),
+        protocol: PROTOCOL_VERSION,
+        worker_id: slot.id.0,
+        gpu_ids: slot.gpu_ids.clone(),
         settings: plan.settings.clone(),
         memory: None,
         counters: None,
     };
-    let frame = Frame::new(Kind::Hello, serde_json::to_vec(&hello).map_err(io::Error::other)?);
+    let frame = WorkerFrame::new(FrameKind::Hello, serde_json::to_vec(&hello).map_err(io::Error::other)?);
     let mut bytes = BytesMut::new();
-    frame.put_header(&mut bytes).ok_or_else(|| io::Error::other("the settings are too large to be sent"))?;
+    frame.write_header(&mut bytes).ok_or_else(|| io::Error::other("the settings are too large to send"))?;
     bytes.extend_from_slice(&frame.payload);
-    let handed: Vec<BorrowedFd<'_>> =
+    let fds: Vec<BorrowedFd<'_>> =
         iter::once(counters.as_fd()).chain(plan.memory.as_deref().map(AsFd::as_fd)).collect();
-    let sent = send_with(socket, &bytes, &handed)?;
+    let sent = send_with_fds(socket, &bytes, &fds)?;
     Ok(bytes.split_off(sent).freeze())
 }
 
-/// Ends a process, with all it started: killed after a grace, in which it may end by itself. A thread of its own sees to
-/// that; `tell` hears what the process died of, as far as it was not killed for another reason.
-pub(crate) fn end(
+/// Ends a process and its descendants: kills them after a grace in which the process may exit by itself. Runs on its
+/// own thread and passes the cause of the exit to `on_exit`.
+pub(crate) fn end_worker_process(
     mut job: Job,
-    held: Option<Arc<BoundedJob>>,
-    wire: &mut Wire,
+    bounded_job: Option<Arc<BoundedJob>>,
+    socket: &mut WorkerSocket,
     grace: Duration,
-    tell: impl FnOnce(WorkerExitCause) + Send + 'static,
+    on_exit: impl FnOnce(WorkerExitCause) + Send + 'static,
 ) {
     if !grace.is_zero() {
-        wire.hang_up();
+        socket.close_writing();
     }
     let reap = move || {
-        // Where that fails, dropping it ends it.
+        // On failure, dropping the job ends the process.
         let end = job.wait_or_kill(grace).ok();
-        let excess = held.and_then(|held| held.exceeded_bound_at_end(&job));
-        tell(match (excess, end) {
+        let excess = bounded_job.and_then(|bounded_job| bounded_job.exceeded_bound_at_end(&job));
+        on_exit(match (excess, end) {
             (Some(excess), _) => WorkerExitCause::BoundExceeded(excess),
             (None, Some(JobEnd::Exited(code))) => WorkerExitCause::Exited(code),
             (None, Some(JobEnd::Signalled(signal))) => WorkerExitCause::Signalled(signal),
@@ -223,19 +224,19 @@ pub(crate) fn end(
             reap();
         }
     };
-    // Ends when the process has, after the grace at the latest.
-    let thread = thread::Builder::new().name("gpupool-bury".into());
-    if untaken_by_threads_of(|| thread.spawn(reap.clone())).is_err() {
-        // No thread can be had: then it takes as long as it takes.
+    // Ends with the process, after the grace at the latest.
+    let thread = thread::Builder::new().name("gpupool-reap".into());
+    if spawn_without_signals(|| thread.spawn(reap.clone())).is_err() {
+        // Without a thread, the caller waits for the end of the process.
         reap();
     }
 }
 
-/// Does something that starts threads: they take no signals, which are for the threads of the program, where they interrupt
-/// what waits.
+/// Runs code that starts threads, with all signals blocked in these threads, so that signals interrupt the program's
+/// own threads.
 ///
-/// A thread of ours that took one would leave the program's sleeping: Python, for one, runs its handlers in its main thread only,
-/// and Ctrl-C in a callback that waits would go unheard.
-pub(crate) fn untaken_by_threads_of<T>(start: impl FnOnce() -> T) -> T {
+/// A signal taken by our thread would not interrupt a waiting thread of the program. Python, for example, runs handlers
+/// only in its main thread, and Ctrl-C in a waiting callback would go unnoticed.
+pub(crate) fn spawn_without_signals<T>(start: impl FnOnce() -> T) -> T {
     with_signals_blocked(&[], start)
 }

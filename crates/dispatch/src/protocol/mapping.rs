@@ -1,4 +1,4 @@
-//! Memory that two processes share: a file without a name, and pieces of it that are mapped.
+//! Memory that two processes share: an anonymous file and mappings of it.
 
 use std::io;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// Makes memory of so many zeros. Its length is sealed, so a mapping of it always stays whole.
+/// Creates zeroed shared memory of a sealed length, so that mappings of it stay valid.
 pub fn create_sealed_memory(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&memory, bytes)?;
@@ -24,7 +24,7 @@ pub struct MemoryMapping {
     length: usize,
 }
 
-// SAFETY: an address range is no thread's own; its users agree by atomics in shared memory on who reads and writes when.
+// SAFETY: an address range belongs to no thread; its users coordinate reads and writes by atomics in shared memory.
 #[allow(unsafe_code, reason = "memory that two processes share")]
 unsafe impl Send for MemoryMapping {}
 // SAFETY: as above.
@@ -32,12 +32,12 @@ unsafe impl Send for MemoryMapping {}
 unsafe impl Sync for MemoryMapping {}
 
 impl MemoryMapping {
-    /// Maps so much of the file from there. Every mapping of the file sees what is written.
+    /// Maps a range of the file. Writes are visible to all shared mappings.
     pub fn shared(memory: impl AsFd, offset: u64, length: u64) -> io::Result<Self> {
         Self::map(memory, offset, length, MapFlags::SHARED)
     }
 
-    /// The same, but private: other mappings do not see what is written here.
+    /// Maps a range of the file privately: writes are not visible to other mappings.
     pub fn private(memory: impl AsFd, offset: u64, length: u64) -> io::Result<Self> {
         Self::map(memory, offset, length, MapFlags::PRIVATE)
     }
@@ -52,17 +52,17 @@ impl MemoryMapping {
         Ok(Self { at, length })
     }
 
-    /// Where it begins: at the beginning of a page.
+    /// Returns the page-aligned start address.
     pub fn address(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// How many bytes are mapped.
+    /// Returns the number of mapped bytes.
     pub(crate) fn length(&self) -> usize {
         self.length
     }
 
-    /// Copies bytes to this place. The caller knows that no other process reads it now.
+    /// Copies bytes to this offset. The caller ensures that no other process reads them now.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub fn write<'a>(&self, at: usize, bytes: impl Into<SharedBytes<'a>>) {
         let bytes = bytes.into();
@@ -72,7 +72,7 @@ impl MemoryMapping {
         unsafe { std::ptr::copy(bytes.at, self.at.as_ptr().add(at), bytes.length) };
     }
 
-    /// So many bytes from this place on, whatever other processes write there.
+    /// Returns a range of the mapping, to which other processes may write.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub(crate) fn bytes(&self, at: usize, length: usize) -> SharedBytes<'_> {
         self.assert_inside(at, length);
@@ -82,10 +82,10 @@ impl MemoryMapping {
 
     fn assert_inside(&self, at: usize, length: usize) {
         let is_inside = at.checked_add(length).is_some_and(|end| end <= self.length);
-        assert!(is_inside, "{length} bytes at {at} are outside of a mapping of {}", self.length);
+        assert!(is_inside, "{length} bytes at {at} are outside a mapping of {}", self.length);
     }
 
-    /// Forgets what was written to a private mapping: it shows the file again.
+    /// Discards writes to a private mapping, which then shows the file again.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub fn discard_changes(&self) {
         // SAFETY: the mapping is our own, and no reference into it is left.
@@ -101,8 +101,8 @@ impl Drop for MemoryMapping {
     }
 }
 
-/// Bytes that other processes or threads may change at any time, in a mapping or in a buffer of Python. They can be copied; no
-/// Rust reference to them is ever made, because a reference promises that they do not change.
+/// Bytes that other processes or threads may change at any time, in a mapping or in a buffer of Python. They can only
+/// be copied: a Rust reference to them would promise that they do not change.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedBytes<'a> {
     at: *const u8,
@@ -111,33 +111,33 @@ pub struct SharedBytes<'a> {
 }
 
 impl SharedBytes<'_> {
-    /// The bytes at an address.
+    /// Wraps the bytes at an address.
     ///
     /// # Safety
     ///
-    /// So many bytes from there on are mapped and readable for the whole lifetime. Others may write to them.
+    /// `length` bytes from `at` on stay mapped and readable for the whole lifetime. Other processes may write to them.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub unsafe fn new(at: *const u8, length: usize) -> Self {
         Self { at, length, _memory: PhantomData }
     }
 
-    /// How many they are.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Copies them, as they are now, to the end of a buffer.
+    /// Appends a copy of the current bytes to a buffer.
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub fn append_to(&self, buffer: &mut BytesMut) {
         buffer.reserve(self.length);
         let filled = buffer.len();
-        // SAFETY: the source is readable by the promise of `new`; the room behind what is filled was just reserved, belongs to
-        // the buffer alone, and is filled when the length says so.
+        // SAFETY: the source is readable by the contract of `new`; the spare capacity was just reserved, belongs to the
+        // buffer alone, and is filled when the length is set.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at, buffer.as_mut_ptr().add(filled), self.length);
             buffer.set_len(filled + self.length);
@@ -156,14 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_mapping_writes_is_copied_from_another() {
+    fn a_mapping_reads_the_writes_of_another() {
         let memory = create_sealed_memory("test", 8_192).unwrap();
         let (ours, theirs) =
             (MemoryMapping::shared(&memory, 0, 8_192).unwrap(), MemoryMapping::shared(&memory, 4_096, 4_096).unwrap());
         ours.write(4_096, &b"shared"[..]);
-        let mut copied = BytesMut::from(&b"all that is "[..]);
+        let mut copied = BytesMut::from(&b"the text is "[..]);
         theirs.bytes(0, 6).append_to(&mut copied);
-        assert_eq!(&copied[..], b"all that is shared");
+        assert_eq!(&copied[..], b"the text is shared");
         theirs.write(4_090, ours.bytes(4_096, 6));
         copied.clear();
         ours.bytes(8_186, 6).append_to(&mut copied);
@@ -171,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "2 bytes at 4095 are outside of a mapping of 4096")]
-    fn bytes_past_the_end_cannot_be_named() {
+    #[should_panic(expected = "2 bytes at 4095 are outside a mapping of 4096")]
+    fn a_range_past_the_end_panics() {
         let memory = create_sealed_memory("test", 4_096).unwrap();
         let _ = MemoryMapping::shared(&memory, 0, 4_096).unwrap().bytes(4_095, 2);
     }

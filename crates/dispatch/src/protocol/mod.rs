@@ -1,4 +1,4 @@
-//! What dispatcher and worker say to each other: frames over a socket, and counters in memory both see.
+//! Worker protocol: frames over a socket, and counters in shared memory.
 
 mod counters;
 mod mapping;
@@ -14,91 +14,91 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-pub(crate) use counters::Counted;
+pub(crate) use counters::TaskCounts;
 pub use counters::{InterruptReason, WorkerCounters};
 pub use mapping::{MemoryMapping, SharedBytes, create_sealed_memory};
 
 use crate::TaskId;
-use crate::limits::{FRAME_BYTES, READ_BYTES};
+use crate::limits::{MAX_FRAME_BYTES, READ_BYTES};
 
-/// The version of all of it. A worker refuses another one.
-pub(crate) const VERSION: u32 = 1;
-/// Tells a worker the number of its socket: 0, its standard input, unless something else is there.
+/// Protocol version. A worker refuses any other.
+pub(crate) const PROTOCOL_VERSION: u32 = 1;
+/// Environment variable with the descriptor number of the socket, usually 0, the standard input.
 pub(crate) const SOCKET_VARIABLE: &str = "GPUPOOL_WORKER_FD";
 
-// Frames: a length, what it is, which task it is about, and what it says.
+// Frames: length, kind, task and payload.
 //
 // `length: u32 | kind: u8 | task: u64 | payload`, little endian; the length counts everything after itself.
 
 /// Bytes before the payload.
 pub(crate) const HEADER_BYTES: usize = 13;
-/// Bytes that the length counts at least.
-const LEAST: usize = HEADER_BYTES - 4;
+/// Smallest value of the length field.
+const MIN_FRAME_LENGTH: usize = HEADER_BYTES - 4;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
-    /// To a worker, first: who it is and what it has, in JSON.
+pub(crate) enum FrameKind {
+    /// To a worker, first: its id, GPUs and settings, in JSON.
     Hello = 1,
-    /// To a worker: work on this.
+    /// To a worker: a task.
     Task = 2,
-    /// To a worker: clean up and end, after what it has.
+    /// To a worker: clean up and exit after the queued tasks.
     Stop = 3,
-    /// To a worker that says it can be recalled: tasks before this that it has not claimed are not its own any more.
+    /// To a worker with recallable tasks: earlier tasks that it has not claimed were recalled.
     Recalled = 4,
-    /// From a worker: it is set up; what it can do, in JSON.
+    /// From a worker: setup is done; protocol version and capabilities, in JSON.
     Ready = 65,
-    /// From a worker: it could not be set up, and why.
+    /// From a worker: setup failed, with the reason.
     SetupFailed = 66,
-    /// From a worker that does not count in memory: it works on this now.
+    /// From a worker without counters: it starts this task.
     Started = 67,
-    /// From a worker: this task is done, and what came of it.
+    /// From a worker: the task succeeded, with its result.
     Done = 68,
-    /// From a worker: this task failed, and why.
+    /// From a worker: the task failed, with the reason.
     Failed = 69,
-    /// From a worker: cleaning up failed, and why.
+    /// From a worker: cleanup failed, with the reason.
     CleanupFailed = 70,
 }
 
-impl Kind {
-    fn of(byte: u8) -> Option<Self> {
-        use Kind::{CleanupFailed, Done, Failed, Hello, Ready, Recalled, SetupFailed, Started, Stop, Task};
+impl FrameKind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        use FrameKind::{CleanupFailed, Done, Failed, Hello, Ready, Recalled, SetupFailed, Started, Stop, Task};
         let all = [Task, Done, Failed, Started, Hello, Ready, SetupFailed, Recalled, Stop, CleanupFailed];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
-/// One thing that is said.
+/// One message of the worker protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Frame {
-    /// What it is.
-    pub kind: Kind,
-    /// Which task it is about; 0 where it is about none.
+pub(crate) struct WorkerFrame {
+    /// Kind of the frame.
+    pub kind: FrameKind,
+    /// Task id, or 0 if the frame is about no task.
     pub task: TaskId,
-    /// What it says.
+    /// Data of the frame.
     pub payload: Bytes,
 }
 
-impl Frame {
-    /// A frame about no task.
-    pub(crate) fn new(kind: Kind, payload: impl Into<Bytes>) -> Self {
+impl WorkerFrame {
+    /// Creates a frame about no task.
+    pub(crate) fn new(kind: FrameKind, payload: impl Into<Bytes>) -> Self {
         Self { kind, task: TaskId(0), payload: payload.into() }
     }
 
-    /// A frame about a task.
-    pub(crate) fn about(kind: Kind, task: TaskId, payload: impl Into<Bytes>) -> Self {
+    /// Creates a frame about a task.
+    pub(crate) fn for_task(kind: FrameKind, task: TaskId, payload: impl Into<Bytes>) -> Self {
         Self { kind, task, payload: payload.into() }
     }
 
-    /// What it says, for people.
-    pub(crate) fn text(&self) -> Arc<str> {
+    /// Returns the payload as text.
+    pub(crate) fn payload_text(&self) -> Arc<str> {
         String::from_utf8_lossy(&self.payload).into()
     }
 
-    /// Adds its header to what is to be sent; the payload follows. `None` where it is too large to be a frame.
-    pub(crate) fn put_header(&self, into: &mut BytesMut) -> Option<()> {
-        let length = LEAST.checked_add(self.payload.len()).filter(|length| *length <= FRAME_BYTES)?;
+    /// Appends the frame's header; the payload follows. Returns `None` if the frame is too large.
+    pub(crate) fn write_header(&self, into: &mut BytesMut) -> Option<()> {
+        let length = MIN_FRAME_LENGTH.checked_add(self.payload.len()).filter(|length| *length <= MAX_FRAME_BYTES)?;
         into.put_u32_le(u32::try_from(length).ok()?);
         into.put_u8(self.kind as u8);
         into.put_u64_le(self.task.0);
@@ -106,49 +106,48 @@ impl Frame {
     }
 }
 
-/// What is no frame: whoever said it is not to be talked to any more.
+/// Invalid bytes, after which the peer is not read any further.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Garbage {
-    /// The length cannot be one.
-    #[error("a frame of {0} bytes; allowed are {LEAST}..={FRAME_BYTES}")]
+pub(crate) enum FrameError {
+    /// The length is out of range.
+    #[error("a frame of {0} bytes, not {MIN_FRAME_LENGTH}..={MAX_FRAME_BYTES}")]
     Length(u64),
-    /// Nothing is of this kind.
-    #[error("a frame of the unknown kind {0}")]
-    Kind(u8),
+    /// The kind is unknown.
+    #[error("a frame of unknown kind {0}")]
+    UnknownKind(u8),
 }
 
-/// Makes frames of bytes, however they come in pieces. Payloads are not copied.
+/// Decodes frames from bytes in pieces of any size, without copying payloads.
 #[derive(Debug, Default)]
-pub(crate) struct Decoder {
+pub(crate) struct FrameDecoder {
     bytes: BytesMut,
 }
 
-impl Decoder {
-    /// Adds bytes that were read.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
+impl FrameDecoder {
+    /// Appends bytes that were read.
+    pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Reads once; how many bytes came, 0 at the end. Of a large frame that has begun, as many as it still needs.
+    /// Reads once and returns the number of bytes, 0 at the end. Reads as much as a started large frame still needs.
     pub(crate) fn read_from(&mut self, socket: impl AsFd) -> io::Result<usize> {
-        let missing = match self.length() {
-            // No more than can be a frame: the rest is garbage, and not waited for.
-            Some(length) => (4 + length.min(FRAME_BYTES)).saturating_sub(self.bytes.len()),
+        let missing = match self.next_length() {
+            // Bytes past the largest frame are invalid and not waited for.
+            Some(length) => (4 + length.min(MAX_FRAME_BYTES)).saturating_sub(self.bytes.len()),
             None => 0,
         };
-        read_into(&mut self.bytes, missing.max(READ_BYTES), socket)
+        read_into_buffer(&mut self.bytes, missing.max(READ_BYTES), socket)
     }
 
-    /// The next whole frame.
-    #[allow(clippy::should_implement_trait, reason = "nothing now may be something later")]
-    pub(crate) fn next(&mut self) -> Result<Option<Frame>, Garbage> {
-        let Some(length) = self.length() else { return Ok(None) };
-        if !(LEAST..=FRAME_BYTES).contains(&length) {
-            return Err(Garbage::Length(length as u64));
+    /// Returns the next complete frame.
+    pub(crate) fn next_frame(&mut self) -> Result<Option<WorkerFrame>, FrameError> {
+        let Some(length) = self.next_length() else { return Ok(None) };
+        if !(MIN_FRAME_LENGTH..=MAX_FRAME_BYTES).contains(&length) {
+            return Err(FrameError::Length(length as u64));
         }
-        // Known by its kind before all of it is there: garbage is not waited for.
+        // The kind is checked before the frame is complete, so that invalid frames are not waited for.
         if let Some(byte) = self.bytes.get(4) {
-            Kind::of(*byte).ok_or(Garbage::Kind(*byte))?;
+            FrameKind::from_byte(*byte).ok_or(FrameError::UnknownKind(*byte))?;
         }
         if self.bytes.len() < 4 + length {
             return Ok(None);
@@ -156,50 +155,50 @@ impl Decoder {
         let mut whole = self.bytes.split_to(4 + length);
         whole.advance(4);
         let byte = whole.get_u8();
-        let kind = Kind::of(byte).ok_or(Garbage::Kind(byte))?;
+        let kind = FrameKind::from_byte(byte).ok_or(FrameError::UnknownKind(byte))?;
         let task = TaskId(whole.get_u64_le());
-        Ok(Some(Frame { kind, task, payload: whole.freeze() }))
+        Ok(Some(WorkerFrame { kind, task, payload: whole.freeze() }))
     }
 
-    /// What is there of a frame that is not whole.
-    pub(crate) fn begun(&self) -> &[u8] {
+    /// Returns the bytes of an incomplete frame.
+    pub(crate) fn partial_frame(&self) -> &[u8] {
         &self.bytes
     }
 
-    fn length(&self) -> Option<usize> {
+    fn next_length(&self) -> Option<usize> {
         let first = self.bytes.first_chunk::<4>()?;
         Some(u32::from_le_bytes(*first) as usize)
     }
 }
 
-/// Sends bytes, and one or two file descriptors with the first of them. How many bytes were sent.
-pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], handed: &[BorrowedFd<'_>]) -> io::Result<usize> {
+/// Sends bytes with one or two file descriptors. Returns the number of sent bytes.
+pub(crate) fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut message = SendAncillaryBuffer::new(&mut space);
-    message.push(SendAncillaryMessage::ScmRights(handed));
+    message.push(SendAncillaryMessage::ScmRights(fds));
     Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut message, SendFlags::NOSIGNAL)?)
 }
 
-/// Reads bytes, and the file descriptors that came with them, two at most. Further ones are closed.
-pub(crate) fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
+/// Reads bytes and up to two file descriptors that came with them. Further descriptors are closed.
+pub(crate) fn receive_with_fds(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, [Option<OwnedFd>; 2])> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut message, RecvFlags::CMSG_CLOEXEC)?;
-    let handed = message.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(handed) => Some(handed),
+    let fds = message.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    let mut handed = handed.flatten();
-    Ok((received.bytes, [handed.next(), handed.next()]))
+    let mut fds = fds.flatten();
+    Ok((received.bytes, [fds.next(), fds.next()]))
 }
 
-/// Reads once, straight into a buffer that grows, with room for at least so many bytes; how many came, 0 at the end.
-#[allow(unsafe_code, reason = "what was read into is told to the buffer")]
-pub(crate) fn read_into(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
+/// Reads once into the buffer, with room for at least `room` bytes. Returns the number of bytes, 0 at the end.
+#[allow(unsafe_code, reason = "the length of a buffer that was read into")]
+pub(crate) fn read_into_buffer(buffer: &mut BytesMut, room: usize, from: impl AsFd) -> io::Result<usize> {
     buffer.reserve(room);
     let mut read = || rustix::io::read(&from, buffer.spare_capacity_mut()).map(|(read, _)| read.len());
     let read = rustix::io::retry_on_intr(&mut read)?;
-    // SAFETY: so many bytes after those there were have just been written, within the capacity.
+    // SAFETY: the bytes after the old length were just written, within the capacity.
     unsafe { buffer.set_len(buffer.len() + read) };
     Ok(read)
 }
@@ -210,21 +209,21 @@ mod tests {
 
     use super::*;
 
-    fn sent(frames: &[Frame]) -> Vec<u8> {
+    fn sent(frames: &[WorkerFrame]) -> Vec<u8> {
         let mut bytes = BytesMut::new();
         for frame in frames {
-            frame.put_header(&mut bytes).unwrap();
+            frame.write_header(&mut bytes).unwrap();
             bytes.extend_from_slice(&frame.payload);
         }
         bytes.to_vec()
     }
 
-    fn read(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<Frame>, Garbage> {
-        let mut decoder = Decoder::default();
+    fn read(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<WorkerFrame>, FrameError> {
+        let mut decoder = FrameDecoder::default();
         let mut frames = Vec::new();
         for piece in pieces {
-            decoder.add(&piece);
-            while let Some(frame) = decoder.next()? {
+            decoder.push_bytes(&piece);
+            while let Some(frame) = decoder.next_frame()? {
                 frames.push(frame);
             }
         }
@@ -232,33 +231,41 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_those_of_the_documentation() {
-        let frame = Frame::about(Kind::Task, TaskId(7), "ab");
+    fn a_frame_has_the_documented_bytes() {
+        let frame = WorkerFrame::for_task(FrameKind::Task, TaskId(7), "ab");
         assert_eq!(sent(&[frame]), [11, 0, 0, 0, 2, 7, 0, 0, 0, 0, 0, 0, 0, b'a', b'b']);
     }
 
     #[test]
-    fn garbage_is_known_as_soon_as_it_can_be() {
+    fn invalid_frames_are_detected_early() {
         let read = |bytes: &[u8]| read(std::iter::once(bytes.to_vec()));
-        assert_eq!(read(&[1, 0, 0, 0]), Err(Garbage::Length(1)));
-        assert_eq!(read(b"GET / HTTP"), Err(Garbage::Kind(b'/')), "its length alone could be one");
-        assert_eq!(read(&[9, 0, 0, 0, 77]), Err(Garbage::Kind(77)));
+        assert_eq!(read(&[1, 0, 0, 0]), Err(FrameError::Length(1)));
+        assert_eq!(read(b"GET / HTTP"), Err(FrameError::UnknownKind(b'/')), "the length alone would be valid");
+        assert_eq!(read(&[9, 0, 0, 0, 77]), Err(FrameError::UnknownKind(77)));
         assert_eq!(read(&[9, 0, 0]), Ok(vec![]));
     }
 
-    fn kind() -> impl Strategy<Value = Kind> {
-        let kinds = [Kind::Hello, Kind::Task, Kind::Stop, Kind::Ready, Kind::Started, Kind::Done, Kind::Failed];
+    fn kind() -> impl Strategy<Value = FrameKind> {
+        let kinds = [
+            FrameKind::Hello,
+            FrameKind::Task,
+            FrameKind::Stop,
+            FrameKind::Ready,
+            FrameKind::Started,
+            FrameKind::Done,
+            FrameKind::Failed,
+        ];
         prop::sample::select(kinds.to_vec())
     }
 
     proptest! {
         #[test]
-        fn frames_survive_being_cut_anywhere(
+        fn frames_are_decoded_from_any_pieces(
             frames in prop::collection::vec((kind(), any::<u64>(), prop::collection::vec(any::<u8>(), 0..300)), 0..20),
             cuts in prop::collection::vec(1_usize..50, 1..50),
         ) {
-            let frames: Vec<Frame> =
-                frames.into_iter().map(|(kind, task, payload)| Frame::about(kind, TaskId(task), payload)).collect();
+            let frames: Vec<WorkerFrame> =
+                frames.into_iter().map(|(kind, task, payload)| WorkerFrame::for_task(kind, TaskId(task), payload)).collect();
             let bytes = sent(&frames);
             let mut rest = &bytes[..];
             let mut cuts = cuts.into_iter().cycle();
@@ -272,7 +279,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_frames_or_garbage_and_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = read(bytes.chunks(7).map(<[u8]>::to_vec));
         }
     }

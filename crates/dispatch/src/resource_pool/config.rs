@@ -1,4 +1,4 @@
-//! What a resource pool is to be.
+//! Configuration and errors of a resource pool.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,76 +9,77 @@ use std::time::Duration;
 use bytes::Bytes;
 use gpupool_confine::bounds::{BoundExceeded, DeviceMemoryLimit, JobBounds};
 
-use super::owner::GpuLeaseConfig;
-use super::roster::Rules;
+use super::allocator::PoolRules;
+use super::authority::GpuLeaseConfig;
 use crate::gpu_leases::GpuError;
 use crate::limits::{
-    ACQUIRE_PATIENCE, CLEAN_UP_PATIENCE, IDLE_TIME, MAX_DURATION, MAX_WAITING, SETUP_PATIENCE, TASK_ID_BYTES, WORKERS,
+    DEFAULT_ACQUIRE_PATIENCE, DEFAULT_CLEAN_UP_TIMEOUT, DEFAULT_IDLE_TIME, DEFAULT_SETUP_TIMEOUT, MAX_DURATION,
+    MAX_TASK_ID_BYTES, MAX_WAITING, MAX_WORKERS,
 };
 use crate::plan::{RunPlan, WorkerProgram, WorkerSlot};
 use crate::{SubmitError, WorkerExitCause, WorkerId, WorkerOutputPolicy};
 
-/// What a resource pool is to be.
+/// Configuration of a resource pool.
 #[derive(Debug, Clone)]
 pub struct ResourcePoolConfig {
-    /// What workers run.
+    /// Program of the workers.
     pub program: WorkerProgram,
-    /// Workers there are at least, also when nobody wants one.
+    /// Minimum number of workers, kept even if none is needed.
     pub min_workers: u32,
-    /// Workers there are at most, when many are wanted.
+    /// Maximum number of workers.
     pub max_workers: u32,
-    /// How long a worker may be held.
+    /// Time limit of a hold.
     pub worker_timeout: Duration,
-    /// Bytes of host memory a worker may use, with everything it starts.
+    /// Limit on the host memory of a worker and its descendants, in bytes.
     pub worker_memory: Option<u64>,
-    /// Processes and threads a worker may have.
+    /// Limit on the processes and threads of a worker.
     pub worker_processes: Option<u64>,
-    /// Processor time a worker may use in one hold.
+    /// Limit on the CPU time of a worker in one hold.
     pub worker_cpu_time: Option<Duration>,
-    /// What workers work on: the worker of number i has the device i modulo their number.
+    /// Devices of the workers; worker i has the device i modulo their number.
     pub devices: Vec<WorkerDevice>,
-    /// In place of these, each worker has a GPU of its own that is leased, and sees no other. It is called `cuda:0`.
+    /// GPU lease for each worker, instead of `devices`. Each worker sees only its own GPU, named `cuda:0`.
     pub gpus: Option<GpuLeaseConfig>,
-    /// How long somebody waits for a worker.
+    /// Time limit of an acquire.
     pub acquire_patience: Duration,
-    /// How long a worker above the least number may idle before it is ended.
+    /// Idle time after which a worker above the minimum stops.
     pub idle_time: Duration,
-    /// How long a worker may take to be set up.
+    /// Time limit of a worker's setup.
     pub setup_timeout: Duration,
-    /// How long a worker may take to clean up at the end.
+    /// Time limit of a worker's cleanup.
     pub clean_up_timeout: Duration,
-    /// Whatever workers are to know when they are set up.
+    /// Settings that each worker receives before its setup.
     pub settings: serde_json::Value,
-    /// A file to which the audit trail is appended.
+    /// File to which the audit trail is appended.
     pub audit: Option<PathBuf>,
-    /// Another program to keep the processes: see [`RunPlan::helper`].
+    /// Program that keeps the processes: see [`RunPlan::helper`].
     pub helper: Option<PathBuf>,
-    /// Memory that is handed to each worker: see [`RunPlan::memory`].
+    /// Memory shared with each worker: see [`RunPlan::memory`].
     pub memory: Option<Arc<OwnedFd>>,
 }
 
-/// Something a worker works on.
+/// Device of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerDevice {
-    /// What people call it: `cpu`, `cuda:0`.
+    /// Name, such as `cpu` or `cuda:0`.
     pub name: String,
-    /// The GPUs it is, by their numbers on the node.
+    /// GPUs of the device, by their numbers on the node.
     pub gpu_ids: Vec<u32>,
-    /// What makes a worker see it, and only it; `None` removes a variable.
+    /// Variables that make exactly this device visible; `None` removes a variable.
     pub environment: Vec<(String, Option<String>)>,
-    /// How much of its memory a worker may use, where the kernel can hold it to that.
+    /// Limits on GPU memory, where the kernel can enforce them.
     pub device_memory: Vec<DeviceMemoryLimit>,
 }
 
 impl WorkerDevice {
-    /// Without a GPU.
+    /// Creates a device without a GPU.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), gpu_ids: Vec::new(), environment: Vec::new(), device_memory: Vec::new() }
     }
 }
 
 impl ResourcePoolConfig {
-    /// So many workers without a GPU, each held for so long at most.
+    /// Creates a configuration of so many workers without a GPU, with a time limit of each hold.
     pub fn new(program: WorkerProgram, workers: u32, worker_timeout: Duration) -> Self {
         Self {
             program,
@@ -90,10 +91,10 @@ impl ResourcePoolConfig {
             worker_cpu_time: None,
             devices: vec![WorkerDevice::new("cpu")],
             gpus: None,
-            acquire_patience: ACQUIRE_PATIENCE,
-            idle_time: IDLE_TIME,
-            setup_timeout: SETUP_PATIENCE,
-            clean_up_timeout: CLEAN_UP_PATIENCE,
+            acquire_patience: DEFAULT_ACQUIRE_PATIENCE,
+            idle_time: DEFAULT_IDLE_TIME,
+            setup_timeout: DEFAULT_SETUP_TIMEOUT,
+            clean_up_timeout: DEFAULT_CLEAN_UP_TIMEOUT,
             settings: serde_json::Value::Null,
             audit: None,
             helper: None,
@@ -101,11 +102,11 @@ impl ResourcePoolConfig {
         }
     }
 
-    /// Whether there can be such a pool.
+    /// Checks the configuration.
     pub fn check(&self) -> Result<(), ResourcePoolError> {
-        let most = u32::try_from(WORKERS).unwrap_or(u32::MAX);
+        let limit = u32::try_from(MAX_WORKERS).unwrap_or(u32::MAX);
         positive("max_workers", self.max_workers > 0, self.max_workers)?;
-        require("max_workers", self.max_workers <= most, format!("at most {most}"), self.max_workers)?;
+        require("max_workers", self.max_workers <= limit, format!("at most {limit}"), self.max_workers)?;
         let range = format!("at most max_workers ({})", self.max_workers);
         require("min_workers", self.min_workers <= self.max_workers, range, self.min_workers)?;
         let times = [
@@ -140,24 +141,24 @@ fn require(field: &'static str, is_so: bool, allowed: String, value: impl ToStri
 }
 
 impl ResourcePoolConfig {
-    pub(super) fn rules(&self) -> Rules {
-        Rules {
+    pub(super) fn allocator_rules(&self) -> PoolRules {
+        PoolRules {
             min_workers: self.min_workers as usize,
             max_workers: self.max_workers as usize,
             acquire_patience: self.acquire_patience,
             worker_timeout: self.worker_timeout,
             idle_time: self.idle_time,
-            devices_come_later: self.gpus.is_some(),
+            waits_for_devices: self.gpus.is_some(),
         }
     }
 
-    pub(super) fn device(&self, slot: usize) -> &WorkerDevice {
+    pub(super) fn device_of_slot(&self, slot: usize) -> &WorkerDevice {
         &self.devices[slot % self.devices.len()]
     }
 
-    /// Where the worker of a slot works.
-    pub(super) fn place(&self, slot: usize) -> WorkerSlot {
-        let device = self.device(slot);
+    /// Returns the worker slot for this index.
+    pub(super) fn worker_slot(&self, slot: usize) -> WorkerSlot {
+        let device = self.device_of_slot(slot);
         WorkerSlot {
             gpu_ids: device.gpu_ids.clone(),
             environment: device.environment.clone(),
@@ -166,8 +167,8 @@ impl ResourcePoolConfig {
         }
     }
 
-    /// How processes are started.
-    pub(super) fn plan(&self) -> RunPlan {
+    /// Returns the plan by which processes are started.
+    pub(super) fn run_plan(&self) -> RunPlan {
         let bounds = JobBounds {
             host_memory: self.worker_memory,
             processes: self.worker_processes,
@@ -185,101 +186,101 @@ impl ResourcePoolConfig {
     }
 }
 
-/// There are never more slots than numbers.
+/// Slots never outnumber ids.
 pub(super) fn worker_id(slot: usize) -> WorkerId {
     WorkerId(u32::try_from(slot).unwrap_or(u32::MAX))
 }
 
-// What can go wrong with a resource pool, by who is told.
+// Errors of a resource pool.
 
-/// Why there is no pool.
+/// Error that prevents the start of a pool.
 #[derive(Debug, thiserror::Error)]
 pub enum ResourcePoolError {
-    /// The configuration asks for what cannot be.
+    /// A field of the configuration is invalid.
     #[error("{field} must be {allowed}, got {value}")]
     Config {
-        /// Which field.
+        /// Field of the configuration.
         field: &'static str,
-        /// What it may say.
+        /// Allowed values.
         allowed: String,
-        /// What it says.
+        /// Value of the field.
         value: String,
     },
-    /// The file of the audit trail cannot be written.
-    #[error("the audit trail {}: {source}", path.display())]
+    /// The audit file cannot be written.
+    #[error("cannot open the audit trail {}: {source}", path.display())]
     Audit {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// GPUs cannot be asked for.
+    /// The GPU leases could not be requested.
     #[error(transparent)]
     Gpus(#[from] GpuError),
-    /// The system refused what a pool cannot do without.
-    #[error("the resource pool: {0}")]
+    /// A system call that the pool depends on failed.
+    #[error("the resource pool failed: {0}")]
     System(#[from] io::Error),
 }
 
-/// Why somebody got no worker.
+/// Error of an acquire.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AcquireError {
-    /// None was free in time.
+    /// No worker was free in time.
     #[error("no worker was free within {}{}", seconds(*patience), because(why.as_ref()))]
     Timeout {
-        /// How long it was waited.
+        /// Time limit of the acquire.
         patience: Duration,
-        /// Why there is none at all, if none lives.
+        /// Reason for which no worker runs at all.
         why: Option<Arc<str>>,
     },
-    /// There is none, and none can be started.
+    /// No worker runs, and none can be started.
     #[error("no worker can be started: {0}")]
     NoWorker(Arc<str>),
     /// The pool is shut down.
     #[error("the resource pool is shut down")]
     Closed,
-    /// Too many wait already.
-    #[error("{MAX_WAITING} wait for a worker already, and no more may")]
+    /// Too many acquires wait already.
+    #[error("{MAX_WAITING} requests already wait for a worker; no more are accepted")]
     TooManyWaiting,
-    /// The name of the task is too long.
-    #[error("a task id of {0} bytes; allowed are up to {TASK_ID_BYTES}")]
+    /// The task id is too long.
+    #[error("a task id of {0} bytes; at most {MAX_TASK_ID_BYTES} are allowed")]
     TaskId(usize),
 }
 
-/// Why a worker did not do what was wanted.
+/// Error of a held worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeldWorkerError {
-    /// The work itself failed; in the worker's words, such as a traceback. The worker lives on.
+    /// The task failed, with the worker's error text, such as a traceback. The worker stays usable.
     #[error("{}", String::from_utf8_lossy(.0))]
     Failed(Bytes),
-    /// It was held for longer than it may be, and was killed.
+    /// The hold reached this time limit, and the worker was killed.
     #[error("Worker exceeded {} timeout", seconds(*.0))]
     Timeout(Duration),
-    /// It used more memory than it may (in bytes), and was killed.
+    /// The worker exceeded this memory limit (in bytes) and was killed.
     #[error("Worker exceeded {}MB memory limit", mebibytes(*.0))]
     Memory(u64),
-    /// It used more of something else than it may, and was killed.
+    /// The worker exceeded another limit and was killed.
     #[error("Worker exceeded its limits: {0}")]
     BoundExceeded(BoundExceeded),
-    /// Whoever held it killed it.
-    #[error("the worker was killed by whoever held it")]
+    /// The holder killed the worker.
+    #[error("the worker was killed by its holder")]
     Killed,
-    /// It died.
+    /// The worker exited.
     #[error("the worker was lost: {0}")]
     Lost(WorkerExitCause),
-    /// It was given back while it was still at this.
+    /// The worker was returned before the task ended.
     #[error("the worker was given back before it was done")]
     GivenBack,
     /// The pool was shut down.
     #[error("the resource pool is shut down")]
     Closed,
-    /// The work was not taken.
+    /// The task was not accepted.
     #[error(transparent)]
     Refused(#[from] SubmitError),
 }
 
 impl HeldWorkerError {
-    /// Whether it tells of a limit that was passed.
+    /// Whether a limit was exceeded.
     pub fn is_limit(&self) -> bool {
         matches!(self, Self::Timeout(_) | Self::Memory(_) | Self::BoundExceeded(_))
     }
@@ -292,12 +293,12 @@ impl HeldWorkerError {
     }
 }
 
-/// A time as people write it: `1s`, `0.25s`.
+/// Formats a duration like `1s` or `0.25s`.
 fn seconds(time: Duration) -> String {
     format!("{}s", time.as_secs_f64())
 }
 
-#[allow(clippy::cast_precision_loss, reason = "it is for people")]
+#[allow(clippy::cast_precision_loss, reason = "a number for people")]
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -318,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named_with_what_can() {
+    fn an_invalid_field_is_named_with_its_allowed_values() {
         assert_eq!(refused(|config| config.max_workers = 0), "max_workers must be positive, got 0");
         assert_eq!(refused(|config| config.max_workers = 5_000), "max_workers must be at most 4096, got 5000");
         assert_eq!(refused(|config| config.min_workers = 5), "min_workers must be at most max_workers (4), got 5");
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_told_in_the_words_programs_know() {
+    fn limits_have_the_published_messages() {
         let timeout = |millis| HeldWorkerError::Timeout(Duration::from_millis(millis)).to_string();
         assert_eq!(timeout(1_000), "Worker exceeded 1s timeout");
         assert_eq!(timeout(250), "Worker exceeded 0.25s timeout");

@@ -1,17 +1,17 @@
-//! Workers that die, hang, hog and lie at random, and runs that are ended at random: every task is told exactly once, and
-//! nothing is left: no process, no thread, no file descriptor.
+//! Workers die, hang, hog memory and send invalid frames at random, and runs are ended at random: every task ends
+//! exactly once, and no process, thread or file descriptor is left.
 //!
-//! `GPUPOOL_CHAOS_CLIENTS` (workers), `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
-//! A test program of its own, because it counts what this process has.
+//! `GPUPOOL_CHAOS_CLIENTS` (workers), `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` set size, duration and seed. A
+//! separate test program, because it counts the resources of its process.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../support/runs.rs"]
-#[allow(dead_code, reason = "stories use more of it")]
+#[allow(dead_code, reason = "the other tests use more of it")]
 mod common;
-mod outside;
+mod process_killer;
+mod resource_snapshot;
 #[path = "../support/mod.rs"]
 mod support;
-mod traces;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,57 +21,60 @@ use bytes::Bytes;
 use gpupool_dispatch::{Dispatcher, RunError, RunEvent, RunPlan, TaskEnd, TaskId, TaskOutcome};
 use gpupool_testkit::{ChaosRun, SeededRng};
 
-use common::odd;
-use outside::Outside;
-use traces::Traces;
+use common::odd_worker_plan;
+use process_killer::ProcessKiller;
+use resource_snapshot::ResourceSnapshot;
 
-/// How a run ends.
+/// The way a run ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
-    /// When all is over.
+enum RunEnding {
+    /// All tasks end.
     Orderly,
     /// The source fails.
     SourceFails,
-    /// Whoever hears the results panics.
+    /// The event callback panics.
     CallbackPanics,
-    /// Somebody cancels.
+    /// The run is cancelled.
     Cancelled,
-    /// Somebody stops it, and workers may clean up.
+    /// The run is stopped, and workers may clean up.
     Stopped,
-    /// Nothing new is wanted.
+    /// Pending tasks are cancelled.
     FinishedSoon,
 }
 
-const ENDINGS: [Ending; 6] = [
-    Ending::Orderly,
-    Ending::SourceFails,
-    Ending::CallbackPanics,
-    Ending::Cancelled,
-    Ending::Stopped,
-    Ending::FinishedSoon,
+const ENDINGS: [RunEnding; 6] = [
+    RunEnding::Orderly,
+    RunEnding::SourceFails,
+    RunEnding::CallbackPanics,
+    RunEnding::Cancelled,
+    RunEnding::Stopped,
+    RunEnding::FinishedSoon,
 ];
 
 #[test]
 fn chaos_loses_no_task_and_leaves_nothing() {
     let chaos = ChaosRun::new("chaos", 8, 6);
     let workers = u32::try_from(chaos.clients).unwrap();
-    let mut chance = SeededRng::new(chaos.seed);
+    let mut random = SeededRng::new(chaos.seed);
     let until = Instant::now() + Duration::from_secs(chaos.secs);
     let tasks = if chaos.secs >= 60 { 20_000 } else { 2_000 };
-    let (mut rounds, mut told) = (0, Told::default());
-    // Each way to end at least once.
+    let (mut rounds, mut counts) = (0, OutcomeCounts::default());
+    // Each ending at least once.
     while rounds < ENDINGS.len() || Instant::now() < until {
-        let ending = ENDINGS.get(rounds).copied().unwrap_or_else(|| *chance.pick(&ENDINGS));
-        told.add(&one_round(workers, tasks, ending, &mut chance));
+        let ending = ENDINGS.get(rounds).copied().unwrap_or_else(|| *random.pick(&ENDINGS));
+        counts.add(&run_round(workers, tasks, ending, &mut random));
         rounds += 1;
     }
-    assert!(told.lost > 0 && told.timed_out > 0 && told.done > 0, "nothing ever happened: {told:?}");
-    println!("{rounds} runs, {told:?}");
+    assert!(
+        counts.lost > 0 && counts.timed_out > 0 && counts.done > 0,
+        "the run had no deaths or timeouts: {counts:?}"
+    );
+    println!("{rounds} runs, {counts:?}");
 }
 
-/// How many tasks ended how.
+/// Counts of tasks by outcome.
 #[derive(Debug, Default)]
-struct Told {
+struct OutcomeCounts {
     done: usize,
     failed: usize,
     lost: usize,
@@ -79,19 +82,19 @@ struct Told {
     cancelled: usize,
 }
 
-impl Told {
-    fn of(overs: &BTreeMap<TaskId, TaskEnd>) -> Self {
-        let mut told = Self::default();
-        for over in overs.values() {
-            match over.outcome {
-                TaskOutcome::Done(_) => told.done += 1,
-                TaskOutcome::Failed(_) => told.failed += 1,
-                TaskOutcome::WorkerLost(_) => told.lost += 1,
-                TaskOutcome::TimedOut(_) => told.timed_out += 1,
-                TaskOutcome::Cancelled => told.cancelled += 1,
+impl OutcomeCounts {
+    fn of(ends: &BTreeMap<TaskId, TaskEnd>) -> Self {
+        let mut counts = Self::default();
+        for end in ends.values() {
+            match end.outcome {
+                TaskOutcome::Done(_) => counts.done += 1,
+                TaskOutcome::Failed(_) => counts.failed += 1,
+                TaskOutcome::WorkerLost(_) => counts.lost += 1,
+                TaskOutcome::TimedOut(_) => counts.timed_out += 1,
+                TaskOutcome::Cancelled => counts.cancelled += 1,
             }
         }
-        told
+        counts
     }
 
     fn add(&mut self, other: &Self) {
@@ -103,12 +106,12 @@ impl Told {
     }
 }
 
-fn plan(workers: u32, chance: &mut SeededRng) -> RunPlan {
-    let mut plan = odd(workers);
+fn plan(workers: u32, random: &mut SeededRng) -> RunPlan {
+    let mut plan = odd_worker_plan(workers);
     plan.rules.task_timeout = Some(Duration::from_millis(400));
     plan.rules.grace = Duration::from_millis(100);
-    plan.rules.retries = u32::try_from(chance.below(2)).unwrap();
-    plan.rules.queue_size = usize::try_from(1 + chance.below(500)).unwrap();
+    plan.rules.retries = u32::try_from(random.below(2)).unwrap();
+    plan.rules.queue_size = usize::try_from(1 + random.below(500)).unwrap();
     plan.setup_timeout = Some(Duration::from_secs(5));
     plan.clean_up_timeout = Duration::from_secs(1);
     plan.bounds.host_memory = Some(150 << 20);
@@ -116,8 +119,8 @@ fn plan(workers: u32, chance: &mut SeededRng) -> RunPlan {
     plan
 }
 
-fn task(number: u64, chance: &mut SeededRng) -> String {
-    const ODD: [&str; 13] = [
+fn task(number: u64, random: &mut SeededRng) -> String {
+    const ODD_TASKS: [&str; 13] = [
         "exit 3",
         "kill",
         "stop",
@@ -132,80 +135,82 @@ fn task(number: u64, chance: &mut SeededRng) -> String {
         "sleep 1000",
         "fail because",
     ];
-    if chance.below(200) == 0 { (*chance.pick(&ODD)).to_owned() } else { format!("echo {number}") }
+    if random.below(200) == 0 { (*random.pick(&ODD_TASKS)).to_owned() } else { format!("echo {number}") }
 }
 
-fn one_round(workers: u32, tasks: u64, ending: Ending, chance: &mut SeededRng) -> Told {
-    let before = Traces::now();
-    let plan = plan(workers, chance);
-    let mut given = Vec::new();
-    let fails_at = chance.below(tasks);
-    let mut for_tasks = chance.fork();
+fn run_round(workers: u32, tasks: u64, ending: RunEnding, random: &mut SeededRng) -> OutcomeCounts {
+    let before = ResourceSnapshot::now();
+    let plan = plan(workers, random);
+    let mut submitted = Vec::new();
+    let fails_at = random.below(tasks);
+    let mut task_random = random.fork();
     let source = (0..tasks).map(|number| {
-        if ending == Ending::SourceFails && number == fails_at {
-            return Err("the source's own");
+        if ending == RunEnding::SourceFails && number == fails_at {
+            return Err("error of the source");
         }
-        let task = task(number, &mut for_tasks);
-        given.push(task.clone());
+        let task = task(number, &mut task_random);
+        submitted.push(task.clone());
         Ok(Bytes::from(task))
     });
     let dispatcher = Dispatcher::start(plan).unwrap();
-    let remote = dispatcher.handle();
-    let outside = Outside::start(remote.clone(), chance.fork());
-    let ends_at = usize::try_from(chance.below(tasks)).unwrap();
-    let mut overs: BTreeMap<TaskId, TaskEnd> = BTreeMap::new();
+    let handle = dispatcher.handle();
+    let killer = ProcessKiller::start(handle.clone(), random.fork());
+    let ends_at = usize::try_from(random.below(tasks)).unwrap();
+    let mut ends: BTreeMap<TaskId, TaskEnd> = BTreeMap::new();
     let run = || {
         dispatcher.run(source, |event| {
-            let RunEvent::TaskEnded(over) = event else { return };
-            let twice = overs.insert(over.task, over);
-            assert!(twice.is_none(), "told twice: {twice:?}");
-            if overs.len() == ends_at + 1 {
+            let RunEvent::TaskEnded(end) = event else { return };
+            let twice = ends.insert(end.task, end);
+            assert!(twice.is_none(), "ended twice: {twice:?}");
+            if ends.len() == ends_at + 1 {
                 match ending {
-                    Ending::CallbackPanics => std::panic::resume_unwind(Box::new("the callback's own")),
-                    Ending::Cancelled => remote.cancel(),
-                    Ending::Stopped => remote.stop(),
-                    Ending::FinishedSoon => remote.cancel_pending(),
-                    Ending::Orderly | Ending::SourceFails => {}
+                    RunEnding::CallbackPanics => std::panic::resume_unwind(Box::new("panic of the callback")),
+                    RunEnding::Cancelled => handle.cancel(),
+                    RunEnding::Stopped => handle.stop(),
+                    RunEnding::FinishedSoon => handle.cancel_pending(),
+                    RunEnding::Orderly | RunEnding::SourceFails => {}
                 }
             }
         })
     };
     let ended = catch_unwind(AssertUnwindSafe(run));
-    outside.end();
-    drop(remote);
+    killer.end();
+    drop(handle);
     match (ending, ended) {
-        (Ending::CallbackPanics, Err(panic)) => {
-            assert_eq!(panic.downcast_ref::<&str>(), Some(&"the callback's own"));
+        (RunEnding::CallbackPanics, Err(panic)) => {
+            assert_eq!(panic.downcast_ref::<&str>(), Some(&"panic of the callback"));
         }
         (_, Err(panic)) => std::panic::resume_unwind(panic),
-        (Ending::SourceFails, Ok(outcome)) => {
-            assert!(matches!(outcome, Err(RunError::Source("the source's own"))), "{outcome:?}");
+        (RunEnding::SourceFails, Ok(outcome)) => {
+            assert!(matches!(outcome, Err(RunError::Source("error of the source"))), "{outcome:?}");
         }
         (_, Ok(outcome)) => drop(outcome.unwrap()),
     }
-    if ending != Ending::CallbackPanics {
-        assert_eq!(overs.len(), given.len(), "{ending:?}: some task was never told to be over");
+    if ending != RunEnding::CallbackPanics {
+        assert_eq!(ends.len(), submitted.len(), "{ending:?}: some task was never told to be over");
     }
-    for (task, over) in &overs {
-        check(&given[usize::try_from(task.0).unwrap()], over);
+    for (task, end) in &ends {
+        check_outcome(&submitted[usize::try_from(task.0).unwrap()], end);
     }
-    before.check_nothing_is_left();
-    Told::of(&overs)
+    before.assert_nothing_left();
+    OutcomeCounts::of(&ends)
 }
 
-/// What came of a task can have come of it.
-fn check(task: &str, over: &TaskEnd) {
-    match (&over.outcome, task.split_once(' ')) {
+/// Checks that the outcome is possible for the task.
+fn check_outcome(task: &str, end: &TaskEnd) {
+    match (&end.outcome, task.split_once(' ')) {
         (TaskOutcome::Done(result), Some(("echo", text))) => {
             assert_eq!(result, text.as_bytes(), "another task's result")
         }
         (TaskOutcome::Failed(why), Some(("fail", text))) => assert_eq!(why, text.as_bytes()),
-        // Where it already has as many processes as it may.
+        // At its limit of processes.
         (TaskOutcome::Failed(_), _) if task == "spawn" => {}
         (TaskOutcome::Failed(why), _) => panic!("{task} failed: {why:?}"),
         (TaskOutcome::Done(_), _) => {
             assert!(
-                ["forks", "spawn", "hog", "stop", "sleep", "garbage", "lie"].iter().any(|odd| task.starts_with(odd)),
+                ["forks", "spawn", "hog", "stop", "sleep", "garbage", "lie"]
+                    .iter()
+                    .any(|odd_worker_plan| task.starts_with(odd_worker_plan)),
                 "{task} was done"
             );
         }

@@ -1,14 +1,14 @@
-//! What must be true of a resource pool, with real worker processes.
+//! Behavior of a resource pool with real worker processes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod ends;
-mod kit;
-mod leased;
+mod acquire;
+mod gpu_leases;
 mod limits;
-mod line;
+mod shutdown;
 #[path = "../../../../tests/skipped.rs"]
 mod skipped;
 #[path = "../support/mod.rs"]
-#[allow(dead_code, reason = "other stories use the rest")]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
+mod test_pool;
 mod workers;

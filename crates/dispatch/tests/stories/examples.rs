@@ -1,4 +1,4 @@
-//! Programs that dispatch, from the outside.
+//! Example programs, run from the outside.
 
 use std::process::Command;
 
@@ -12,11 +12,11 @@ fn run(name: &str, arguments: &[&str]) -> String {
 
 #[test]
 fn the_example_counts_primes() {
-    let said = run("dispatch", &[]);
-    assert!(said.starts_with("148933 primes below 2000000; 200 tasks done, 0 failed"), "{said}");
+    let output = run("dispatch", &[]);
+    assert!(output.starts_with("148933 primes below 2000000; 200 tasks done, 0 failed"), "{output}");
 }
 
-/// Ten million with a release build in `benches/run-dispatch`.
+/// Ten million tasks with a release build in `benches/run-dispatch`.
 #[test]
 fn a_long_source_takes_little_memory() {
     let mebibytes: f64 = run("dispatch_cost", &["memory", "500000"]).trim().parse().unwrap();

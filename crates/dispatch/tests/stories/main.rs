@@ -1,15 +1,15 @@
-//! What must be true of a run, with real worker processes.
+//! Behavior of a run with real worker processes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bounds;
 #[path = "../support/runs.rs"]
 mod common;
-mod deaths;
-mod ends;
+mod early_ends;
 mod examples;
-mod kinds;
-mod setting_up;
 #[path = "../support/mod.rs"]
 mod support;
 mod tasks;
-mod times;
+mod time_limits;
+mod worker_deaths;
+mod worker_kinds;
+mod worker_setup;

@@ -1,13 +1,13 @@
-//! What all stories of this crate need.
+//! Paths of the example programs that the tests run.
 
 use std::path::PathBuf;
 
-/// The example that is worker, keeper and runner, built together with the tests.
+/// The example that serves as worker, keeper and runner.
 pub fn odd_worker() -> PathBuf {
     example("odd_worker")
 }
 
-/// An example, built together with the tests.
+/// Path of an example, built together with the tests.
 pub fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name);

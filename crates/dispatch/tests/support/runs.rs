@@ -9,13 +9,13 @@ use gpupool_dispatch::{
 
 use crate::support::odd_worker;
 
-/// Odd workers without a GPU.
-pub fn odd(workers: u32) -> RunPlan {
+/// Plan with odd workers without a GPU.
+pub fn odd_worker_plan(workers: u32) -> RunPlan {
     with_helper(RunPlan::new(WorkerProgram::native(odd_worker())).workers(workers))
 }
 
-/// Commands.
-pub fn commands(workers: u32) -> RunPlan {
+/// Plan with one command per task.
+pub fn command_plan(workers: u32) -> RunPlan {
     with_helper(RunPlan::new(WorkerProgram::commands()).workers(workers))
 }
 
@@ -24,16 +24,16 @@ pub fn with_helper(mut plan: RunPlan) -> RunPlan {
     plan
 }
 
-/// What came of a run.
-pub struct Ran {
-    pub overs: BTreeMap<TaskId, TaskEnd>,
-    /// In the order they were told.
+/// Result of a run.
+pub struct RunResult {
+    pub task_ends: BTreeMap<TaskId, TaskEnd>,
+    /// In the order of their reports.
     pub order: Vec<TaskId>,
     pub events: Vec<RunEvent>,
     pub stats: Result<RunStats, DispatchError>,
 }
 
-impl Ran {
+impl RunResult {
     pub fn done(&self, task: u64) -> String {
         match &self.outcome(task) {
             TaskOutcome::Done(result) => String::from_utf8_lossy(result).into_owned(),
@@ -42,29 +42,30 @@ impl Ran {
     }
 
     pub fn outcome(&self, task: u64) -> &TaskOutcome {
-        &self.overs.get(&TaskId(task)).unwrap_or_else(|| panic!("task {task} was never over")).outcome
+        &self.task_ends.get(&TaskId(task)).unwrap_or_else(|| panic!("task {task} never ended")).outcome
     }
 
     pub fn count(&self, is_such: impl Fn(&TaskOutcome) -> bool) -> usize {
-        self.overs.values().filter(|over| is_such(&over.outcome)).count()
+        self.task_ends.values().filter(|end| is_such(&end.outcome)).count()
     }
 }
 
 /// Runs these tasks to the end.
-pub fn run(plan: RunPlan, tasks: impl IntoIterator<Item = impl Into<Bytes>>) -> Ran {
+pub fn run(plan: RunPlan, tasks: impl IntoIterator<Item = impl Into<Bytes>>) -> RunResult {
     let source = tasks.into_iter().map(|task| Ok::<Bytes, std::convert::Infallible>(task.into()));
-    let mut ran = Ran { overs: BTreeMap::new(), order: Vec::new(), events: Vec::new(), stats: Ok(RunStats::default()) };
+    let mut result =
+        RunResult { task_ends: BTreeMap::new(), order: Vec::new(), events: Vec::new(), stats: Ok(RunStats::default()) };
     let stats = Dispatcher::start(plan).unwrap().run(source, |event| match event {
-        RunEvent::TaskEnded(over) => {
-            ran.order.push(over.task);
-            let twice = ran.overs.insert(over.task, over);
-            assert!(twice.is_none(), "told twice: {twice:?}");
+        RunEvent::TaskEnded(end) => {
+            result.order.push(end.task);
+            let twice = result.task_ends.insert(end.task, end);
+            assert!(twice.is_none(), "ended twice: {twice:?}");
         }
-        other => ran.events.push(other),
+        other => result.events.push(other),
     });
-    ran.stats = stats.map_err(|error| match error {
+    result.stats = stats.map_err(|error| match error {
         RunError::Dispatch(error) => error,
         other => panic!("{other}"),
     });
-    ran
+    result
 }

@@ -1,9 +1,9 @@
-//! Parts that start no process. A process that another test starts has the files of this program open until it runs its own
-//! program, and with them the lock of a job log.
+//! Parts that start no process. A process started by another test inherits this program's files, and with them the lock
+//! of a job log, until it runs its own program.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod hand_over;
+mod handoff;
 mod job_log;
 
-// What `src/shift.rs` uses, as the test of it wants it.
-use hand_over::{limits, sync};
+// Dependencies of `src/driver_handoff.rs`, as its test replaces them.
+use handoff::{limits, sync};

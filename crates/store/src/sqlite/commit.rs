@@ -1,7 +1,7 @@
 //! Commits: one transaction, one sync of the disk, all or nothing.
 //!
-//! A small batch goes to the write-ahead buffer and reaches the tables with a later flush; a large one goes to the tables
-//! at once.
+//! A small batch goes to the write-ahead buffer and reaches the tables with a later flush; a large batch goes to the
+//! tables at once.
 
 use std::mem;
 
@@ -10,12 +10,12 @@ use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 
 use crate::clock::ClockReading;
 use crate::error::CommitError;
-use crate::lease_store::{is_removal, key_of, names_devices};
-use crate::trail::follow;
+use crate::lease_store::{is_removal, renames_devices, row_key};
+use crate::trail::add_records;
 
 use super::buffer::WriteAheadBuffer;
 use super::trail::{DeviceNames, TableTrail};
-use super::{SqliteStore, execute, unwritable};
+use super::{SqliteStore, encode_error, execute};
 
 impl SqliteStore {
     pub(super) fn commit_batch(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
@@ -27,8 +27,8 @@ impl SqliteStore {
 
     pub(super) fn commit_urgent_batch(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         match self.commit_batch(rows, clock) {
-            // A quota that is used up looks like a disk that fails.
-            Err(CommitError::Full { .. } | CommitError::Io { .. }) if self.ballast.give_up() => {
+            // An exhausted quota looks like a failing disk.
+            Err(CommitError::Full { .. } | CommitError::Io { .. }) if self.ballast.release() => {
                 self.commit_batch(rows, clock)
             }
             committed => committed,
@@ -44,14 +44,14 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Flushes the buffer and commits these rows after it, in one transaction.
+    /// Flushes the buffer and then commits these rows, in one transaction.
     fn commit_to_tables(&mut self, rows: &[PoolRow], clock: ClockReading) -> Result<(), CommitError> {
         self.transact(|transaction, buffer, names| {
             flush(transaction, buffer, names)?;
             for row in rows {
-                follow(&mut TableTrail { connection: transaction, names }, row, clock)?;
-                put(transaction, row)?;
-                if names_devices(row) {
+                add_records(&mut TableTrail { connection: transaction, names }, row, clock)?;
+                put_row(transaction, row)?;
+                if renames_devices(row) {
                     names.clear();
                 }
             }
@@ -66,22 +66,22 @@ impl SqliteStore {
         &mut self,
         change: impl FnOnce(&Transaction<'_>, &WriteAheadBuffer, &mut DeviceNames) -> rusqlite::Result<T>,
     ) -> Result<T, CommitError> {
-        // Names that a failed transaction read may never have been committed: they are kept only when it succeeds.
+        // A failed transaction may have read names that were never committed, so the names are kept only on success.
         let mut names = mem::take(&mut self.device_names);
-        let done = transact(&mut self.connection, |transaction| change(transaction, &self.buffer, &mut names));
-        let done = done.map_err(|source| self.commit_error(source))?;
+        let result = transact(&mut self.connection, |transaction| change(transaction, &self.buffer, &mut names));
+        let result = result.map_err(|source| self.commit_error(source))?;
         self.device_names = names;
-        Ok(done)
+        Ok(result)
     }
 
-    /// Returns what an error of the database means for a commit.
+    /// Converts an error of the database to an error of a commit.
     pub(super) fn commit_error(&self, source: rusqlite::Error) -> CommitError {
-        let (file, is_crowded) = (self.file.clone(), self.ballast.is_crowded());
+        let (file, is_disk_full) = (self.file.clone(), self.ballast.is_disk_full());
         let (code, source) = (source.sqlite_error_code(), source.into());
         match code {
             Some(ErrorCode::DiskFull) => CommitError::Full { file, source },
-            // Not every write says which error the system gave: the log's index fails as plain I/O on a full disk.
-            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if is_crowded => {
+            // Some writes do not report the system's error: on a full disk the log's index fails with plain I/O.
+            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if is_disk_full => {
                 CommitError::Full { file, source }
             }
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => CommitError::ReadOnly { file, source },
@@ -98,42 +98,42 @@ pub(super) fn transact<T>(
     change: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
 ) -> rusqlite::Result<T> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let done = change(&transaction)?;
+    let result = change(&transaction)?;
     transaction.commit()?;
-    Ok(done)
+    Ok(result)
 }
 
-/// Brings every batch of the buffer to the tables.
+/// Moves every batch of the buffer to the tables.
 fn flush(transaction: &Transaction<'_>, buffer: &WriteAheadBuffer, names: &mut DeviceNames) -> rusqlite::Result<()> {
     if buffer.is_empty() {
         return Ok(());
     }
     let mut trail = TableTrail { connection: transaction, names };
-    buffer.rows().try_for_each(|(row, clock)| follow(&mut trail, row, clock))?;
-    buffer.latest_rows().map_err(unwritable)?.try_for_each(|row| put(transaction, row))?;
+    buffer.rows().try_for_each(|(row, clock)| add_records(&mut trail, row, clock))?;
+    buffer.latest_rows().map_err(encode_error)?.try_for_each(|row| put_row(transaction, row))?;
     buffer.write_flushed(transaction)
 }
 
-/// Puts a row in the place of the one before about the same thing, or removes that.
-fn put(transaction: &Transaction<'_>, row: &PoolRow) -> rusqlite::Result<()> {
-    let json = || serde_json::to_string(row).map_err(unwritable);
-    let put = match row {
+/// Replaces the row about the same entity, or removes it.
+fn put_row(transaction: &Transaction<'_>, row: &PoolRow) -> rusqlite::Result<()> {
+    let json = || serde_json::to_string(row).map_err(encode_error);
+    let changed = match row {
         PoolRow::Lease(lease) => {
             let sql = "INSERT OR REPLACE INTO leases (id, value) VALUES (?1, ?2)";
             execute(transaction, sql, params![lease.id.0.cast_signed(), json()?])
         }
         PoolRow::Forget(lease) => execute(transaction, "DELETE FROM leases WHERE id = ?1", [lease.0.cast_signed()]),
         _ if is_removal(row) => {
-            let (kind, key) = key_of(row).map_err(unwritable)?;
+            let (kind, key) = row_key(row).map_err(encode_error)?;
             execute(transaction, "DELETE FROM rows WHERE kind = ?1 AND key = ?2", params![kind, key])
         }
         _ => {
-            let (kind, key) = key_of(row).map_err(unwritable)?;
+            let (kind, key) = row_key(row).map_err(encode_error)?;
             let sql = "INSERT OR REPLACE INTO rows (kind, key, value) VALUES (?1, ?2, ?3)";
             execute(transaction, sql, params![kind, key, json()?])
         }
     };
-    put.map(drop)
+    changed.map(drop)
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
         ClockAnchor { boot: "boot".into(), ahead: Millis(0), at: CLOCK }
     }
 
-    /// Rows of owners' usage: the simplest that there can be many of.
+    /// Usage rows of many owners, the simplest rows of any number.
     fn usage(count: u64) -> Vec<PoolRow> {
         let row = |number| gpupool_core::UsageRow {
             owner: format!("owner {number}").into(),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_finds_no_space_leaves_nothing_and_can_be_kept_later() {
+    fn a_batch_without_space_leaves_nothing_and_can_be_committed_later() {
         let (_dir, mut store) = store();
         let first = PoolRow::Counters(PoolCounters { next_lease: 1, ..PoolCounters::default() });
         store.commit(std::slice::from_ref(&first), CLOCK).unwrap();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ballast_is_given_up_once_and_for_urgent_batches_only() {
+    fn the_ballast_is_released_once_and_only_for_urgent_batches() {
         let (dir, mut store) = store();
         let ballast = dir.path().join("ballast");
         limit_pages(&store, 12);
@@ -209,11 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn a_small_batch_writes_one_page_and_is_there_before_it_is_flushed() {
+    fn a_small_batch_writes_one_page_and_is_visible_before_its_flush() {
         let (dir, mut store) = store();
         let row = |next_lease| PoolRow::Counters(PoolCounters { next_lease, ..PoolCounters::default() });
         let one = |store: &mut SqliteStore, number| store.commit(&[row(number)], CLOCK).unwrap();
-        // Each place in the buffer is made when it is first used.
+        // Each slot of the buffer is created when it is first used.
         (0..100).for_each(|number| one(&mut store, number));
         let pages_of_log = |store: &SqliteStore| -> i64 {
             store.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| row.get(1)).unwrap()
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_that_cannot_be_written_says_so() {
+    fn a_read_only_database_is_reported_as_such() {
         let (_dir, mut store) = store();
         store.connection.pragma_update(None, "query_only", true).unwrap();
         let error = store.commit(&[PoolRow::Forget(LeaseId(1))], CLOCK).unwrap_err();
@@ -256,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn a_store_can_be_given_to_a_thread() {
+    fn a_store_can_be_sent_to_a_thread() {
         fn is_send(_: impl Send) {}
         is_send(store().1);
     }
 
     #[test]
-    fn a_reader_neither_waits_for_a_transaction_nor_sees_half_of_it() {
+    fn a_reader_neither_waits_for_a_transaction_nor_sees_part_of_it() {
         let (_dir, mut store) = store();
         let reader = store.trail_reader();
         let transaction = store.connection.transaction_with_behavior(TransactionBehavior::Exclusive).unwrap();
@@ -274,19 +274,19 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_database_are_told_apart_by_what_can_be_done() {
+    fn database_errors_are_classified_by_remedy() {
         let (_dir, store) = store();
-        let told = |code| match store.commit_error(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)) {
+        let kind = |code| match store.commit_error(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)) {
             CommitError::Full { .. } => "full",
             CommitError::ReadOnly { .. } => "read-only",
             CommitError::Io { .. } => "io",
             CommitError::Corrupt { .. } => "corrupt",
             CommitError::Refused { .. } => "refused",
         };
-        assert_eq!(told(ffi::SQLITE_FULL), "full");
-        assert_eq!(told(ffi::SQLITE_IOERR_FSYNC), "io");
-        assert_eq!(told(ffi::SQLITE_READONLY), "read-only");
-        assert_eq!(told(ffi::SQLITE_CORRUPT), "corrupt");
-        assert_eq!(told(ffi::SQLITE_BUSY), "refused");
+        assert_eq!(kind(ffi::SQLITE_FULL), "full");
+        assert_eq!(kind(ffi::SQLITE_IOERR_FSYNC), "io");
+        assert_eq!(kind(ffi::SQLITE_READONLY), "read-only");
+        assert_eq!(kind(ffi::SQLITE_CORRUPT), "corrupt");
+        assert_eq!(kind(ffi::SQLITE_BUSY), "refused");
     }
 }

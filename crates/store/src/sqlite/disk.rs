@@ -1,4 +1,4 @@
-//! The files beside the database: a lock, a ballast, and the length of the log.
+//! Files beside the database: the lock and the ballast, and the length of the log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -10,17 +10,17 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::error::StoreError;
-use crate::limits::{BALLAST_BYTES, FULL_BELOW_BYTES, LOG_BYTES, LOG_SPACE};
+use crate::limits::{BALLAST_BYTES, FULL_DISK_BYTES, LOG_BYTES, LOG_FREE_BYTES};
 
-/// Held as long as it lives.
+/// Exclusive lock of a state directory, held until drop.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub(super) struct StateDirLock {
     _file: File,
 }
 
-impl Lock {
-    /// Takes the lock of a state directory, or says who has it.
-    pub fn take(dir: &Path) -> Result<Self, StoreError> {
+impl StateDirLock {
+    /// Locks a state directory, or returns the process that has the lock.
+    pub fn acquire(dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join("lock");
         let fail = |doing, source| StoreError::File { path: path.clone(), doing, source };
         let mut file = OpenOptions::new()
@@ -33,52 +33,52 @@ impl Lock {
             .map_err(|error| fail("open", error))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(StoreError::InUse { dir: dir.to_owned(), pid: pid_in(&mut file) }),
+            Err(Errno::WOULDBLOCK) => return Err(StoreError::InUse { dir: dir.to_owned(), pid: read_pid(&mut file) }),
             Err(error) => return Err(fail("lock", error.into())),
         }
-        // Only for people: a full disk must not keep an agent from starting.
+        // The pid is only information: a full disk must not prevent an agent from starting.
         let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| write!(file, "{}", std::process::id()));
         Ok(Self { _file: file })
     }
 }
 
-fn pid_in(file: &mut File) -> Option<u32> {
+fn read_pid(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 
-// A file that only takes up space, to be given up when the disk is full.
+// A reserved file that is removed when the disk is full.
 //
-// A full disk must not keep anybody from giving GPUs back: one MiB keeps thousands of releases.
+// Releases must be possible on a full disk: one MiB is enough for thousands of them.
 
-/// Where the file is, or was.
+/// Path of the reserved file, which may be absent.
 #[derive(Debug)]
-pub(super) struct Ballast {
+pub(super) struct BallastFile {
     pub path: PathBuf,
 }
 
-impl Ballast {
-    pub fn of(dir: &Path) -> Self {
+impl BallastFile {
+    pub fn new(dir: &Path) -> Self {
         Self { path: dir.join("ballast") }
     }
 
-    /// Makes the file where it is missing or short. What could be made of it in part is removed again.
-    pub fn take(&self) -> io::Result<()> {
+    /// Creates the file if it is missing or short. A partial file is removed again.
+    pub fn fill(&self) -> io::Result<()> {
         if fs::metadata(&self.path).is_ok_and(|meta| meta.len() == BALLAST_BYTES) {
             return Ok(());
         }
-        let made = self.fill();
-        if made.is_err() {
+        let written = self.write();
+        if written.is_err() {
             let _ = fs::remove_file(&self.path);
         }
-        made
+        written
     }
 
-    fn fill(&self) -> io::Result<()> {
+    fn write(&self) -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&self.path)?;
         if fallocate(&file, FallocateFlags::empty(), 0, BALLAST_BYTES).is_err() {
-            // Zeros take no space on a file system that compresses.
+            // Zeros take no space on a compressing file system.
             let mut block = [0; 4096];
             getrandom(&mut block, GetRandomFlags::empty())?;
             file.set_len(0)?;
@@ -89,49 +89,50 @@ impl Ballast {
         file.sync_all()
     }
 
-    /// Gives the space up; says whether there was any.
-    pub fn give_up(&self) -> bool {
-        let given = fs::remove_file(&self.path).is_ok();
-        // Some file systems free space only when the removal is on disk.
+    /// Removes the file to free its space; returns whether it existed.
+    pub fn release(&self) -> bool {
+        let removed = fs::remove_file(&self.path).is_ok();
+        // Some file systems free the space only when the removal is durable.
         if let Some(Ok(dir)) = self.path.parent().map(File::open) {
             let _ = dir.sync_all();
         }
-        given
+        removed
     }
 
-    /// Returns whether hardly any space is left here.
-    pub fn is_crowded(&self) -> bool {
+    /// Returns whether the disk has hardly any space left.
+    pub fn is_disk_full(&self) -> bool {
         let dir = self.path.parent().unwrap_or(&self.path);
-        statvfs(dir).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) < FULL_BELOW_BYTES)
+        statvfs(dir).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) < FULL_DISK_BYTES)
     }
 }
 
-// The log gets its length before it is written.
+// Extension of the log before it is written.
 //
-// To make a page durable that lies within a file is one write; where the file grows its new length has to be durable as
-// well, which takes about as long again. The database starts its log over at the front and never looks behind what it
-// wrote last, so the rest may as well be there.
+// Making a page within a file durable is one write. In a growing file the new length must be durable as well, which
+// takes about as long again. The database restarts its log at the front and never reads beyond its last write, so the
+// rest of the file may contain anything.
 
-/// Lengthens the log of a database to what it is cut back to later, where it is shorter and there is space to spare. A log
-/// that cannot be lengthened works as well.
-pub(super) fn lengthen_log(database: &Path) {
+/// Extends the log of a database to its maximum size, if there is enough free space. A log that cannot be extended
+/// works as well.
+pub(super) fn extend_log(database: &Path) {
     let path = database.with_extension("db-wal");
     let Ok(mut file) = OpenOptions::new().write(true).open(path) else { return };
     let Ok(length) = file.metadata().map(|meta| meta.len()) else { return };
-    let is_roomy = statvfs(database).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) >= LOG_SPACE);
-    if is_roomy && fill_log(&mut file, length).is_err() {
-        // What is in it stays.
+    let has_space =
+        statvfs(database).is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) >= LOG_FREE_BYTES);
+    if has_space && write_zeros(&mut file, length).is_err() {
+        // The existing frames stay.
         let _ = file.set_len(length);
     }
 }
 
-fn fill_log(file: &mut File, from: u64) -> io::Result<()> {
+fn write_zeros(file: &mut File, from: u64) -> io::Result<()> {
     let missing = usize::try_from(LOG_BYTES.cast_unsigned().saturating_sub(from)).unwrap_or_default();
     if missing == 0 {
         return Ok(());
     }
     file.seek(SeekFrom::Start(from))?;
-    // Zeros that are written, not a hole: a hole is filled when it is written to, which is growing once more.
+    // Written zeros instead of a hole: writing to a hole allocates blocks, which costs as much as growing.
     file.write_all(&vec![0; missing])?;
     file.sync_all()
 }
@@ -145,16 +146,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_the_log_stays_and_zeros_follow() {
+    fn extending_the_log_keeps_its_frames_and_adds_zeros() {
         let dir = tempdir().unwrap();
         let (database, log) = (dir.path().join("pool.db"), dir.path().join("pool.db-wal"));
         fs::write(&database, b"").unwrap();
-        lengthen_log(&database);
+        extend_log(&database);
         assert!(!log.exists(), "the database makes it");
         for _ in 0..2 {
             fs::write(&log, b"frames").unwrap();
-            lengthen_log(&database);
-            lengthen_log(&database);
+            extend_log(&database);
+            extend_log(&database);
             let bytes = fs::read(&log).unwrap();
             assert_eq!(bytes.len() as i64, LOG_BYTES);
             assert!(bytes.starts_with(b"frames") && bytes[6..].iter().all(|byte| *byte == 0));

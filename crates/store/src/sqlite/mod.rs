@@ -1,4 +1,4 @@
-//! The embedded default: an SQLite database in a state directory, in WAL mode, with one writer.
+//! The default store: an SQLite database in a state directory, in WAL mode, with one writer.
 
 mod buffer;
 mod commit;
@@ -15,26 +15,26 @@ use rusqlite::{Connection, OptionalExtension, Params, params};
 use crate::clock::{ClockAnchor, ClockReading, millis, wall};
 use crate::error::{CommitError, ReadError};
 use crate::lease_store::{LeaseStore, LoadedRows, TrailReader};
-use crate::limits::REMOVED_AT_ONCE;
+use crate::limits::PRUNED_LEASES;
 use crate::tokens::{self, TokenId, TokenMetadata, TokenOwner, TokenOwners, TokenRole, TokenSecret};
 
 use buffer::WriteAheadBuffer;
-use disk::{Ballast, Lock};
+use disk::{BallastFile, StateDirLock};
 use trail::{DeviceNames, SqliteTrailReader};
 
-/// The open database of one state directory. No other process can open it while this lives.
+/// The open database of one state directory. No other process can open it meanwhile.
 #[derive(Debug)]
 pub struct SqliteStore {
     connection: Connection,
     file: PathBuf,
-    ballast: Ballast,
+    ballast: BallastFile,
     buffer: WriteAheadBuffer,
     device_names: DeviceNames,
     generation: u64,
-    /// Faults that opening found and that do not stand in the way.
+    /// Problems found while opening that do not prevent operation.
     warnings: Vec<String>,
     // The last field, so that the database is closed before another process can open it.
-    _lock: Lock,
+    _lock: StateDirLock,
 }
 
 impl LeaseStore for SqliteStore {
@@ -66,7 +66,7 @@ impl LeaseStore for SqliteStore {
 
     fn recover(&mut self, anchor: &ClockAnchor) -> Result<(), CommitError> {
         self.set_clock_anchor(anchor)?;
-        self.ballast.take().map_err(|error| CommitError::Full { file: self.ballast.path.clone(), source: error.into() })
+        self.ballast.fill().map_err(|error| CommitError::Full { file: self.ballast.path.clone(), source: error.into() })
     }
 
     fn clock_anchor(&self) -> Result<Option<ClockAnchor>, ReadError> {
@@ -86,7 +86,7 @@ impl LeaseStore for SqliteStore {
         let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         let sql = "INSERT OR REPLACE INTO clock (one, boot, ahead, pool, wall) VALUES (1, ?1, ?2, ?3, ?4)";
         let [ahead, pool, wall] = [anchor.ahead.0, anchor.at.pool.0, millis(anchor.at.wall)].map(number);
-        self.change(sql, params![anchor.boot, ahead, pool, wall]).map(drop)
+        self.execute_change(sql, params![anchor.boot, ahead, pool, wall]).map(drop)
     }
 
     fn create_token(
@@ -96,16 +96,16 @@ impl LeaseStore for SqliteStore {
         at: SystemTime,
     ) -> Result<(TokenId, TokenSecret), CommitError> {
         let refused = |source: std::io::Error| CommitError::Refused { file: self.file.clone(), source: source.into() };
-        let secret = tokens::draw().map_err(refused)?;
+        let secret = tokens::generate_secret().map_err(refused)?;
         let sql = "INSERT INTO tokens (hash, owner, admin, created_at) VALUES (?1, ?2, ?3, ?4)";
-        let hash = tokens::hash(secret.reveal());
-        self.change(sql, params![hash, owner, role == TokenRole::Admin, millis(at).cast_signed()])?;
+        let hash = tokens::hash_secret(secret.reveal());
+        self.execute_change(sql, params![hash, owner, role == TokenRole::Admin, millis(at).cast_signed()])?;
         Ok((TokenId(self.connection.last_insert_rowid().cast_unsigned()), secret))
     }
 
     fn revoke_token(&mut self, id: TokenId, at: SystemTime) -> Result<bool, CommitError> {
         let sql = "UPDATE tokens SET revoked_at = ?2 WHERE id = ?1 AND revoked_at IS NULL";
-        let changed = self.change(sql, [id.0.cast_signed(), millis(at).cast_signed()])?;
+        let changed = self.execute_change(sql, [id.0.cast_signed(), millis(at).cast_signed()])?;
         Ok(changed == 1)
     }
 
@@ -113,15 +113,15 @@ impl LeaseStore for SqliteStore {
         self.read(|connection| {
             let mut statement =
                 connection.prepare_cached("SELECT id, owner, admin, created_at, revoked_at FROM tokens ORDER BY id")?;
-            let lines = statement.query_map([], |row| {
+            let tokens = statement.query_map([], |row| {
                 let time = |at: i64| wall(at.max(0).cast_unsigned());
                 Ok(TokenMetadata {
-                    token: token_owner_in(row)?,
+                    token: read_token_owner(row)?,
                     created_at: time(row.get(3)?),
                     revoked_at: row.get::<_, Option<i64>>(4)?.map(time),
                 })
             })?;
-            lines.collect()
+            tokens.collect()
         })
     }
 
@@ -129,13 +129,13 @@ impl LeaseStore for SqliteStore {
         self.read(|connection| {
             let mut statement =
                 connection.prepare_cached("SELECT id, owner, admin, hash FROM tokens WHERE revoked_at IS NULL")?;
-            statement.query_map([], |row| Ok((row.get(3)?, token_owner_in(row)?)))?.collect()
+            statement.query_map([], |row| Ok((row.get(3)?, read_token_owner(row)?)))?.collect()
         })
     }
 
     fn prune_trail(&mut self, older_than: SystemTime) -> Result<usize, CommitError> {
         self.flush_buffer()?;
-        self.transact(|transaction, _, _| trail::remove_old(transaction, older_than, REMOVED_AT_ONCE))
+        self.transact(|transaction, _, _| trail::prune_trail(transaction, older_than, PRUNED_LEASES))
     }
 
     fn trail_reader(&self) -> Box<dyn TrailReader> {
@@ -149,22 +149,22 @@ impl SqliteStore {
         read(&self.connection).map_err(|source| ReadError { file: self.file.clone(), source: source.into() })
     }
 
-    /// Runs one statement in a transaction of its own, and returns how many rows it changed.
-    fn change(&mut self, sql: &str, values: impl Params) -> Result<usize, CommitError> {
+    /// Runs one statement in its own transaction, and returns the number of changed rows.
+    fn execute_change(&mut self, sql: &str, values: impl Params) -> Result<usize, CommitError> {
         self.transact(|transaction, _, _| execute(transaction, sql, values))
     }
 }
 
-fn token_owner_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TokenOwner> {
+fn read_token_owner(row: &rusqlite::Row<'_>) -> rusqlite::Result<TokenOwner> {
     let role = if row.get(2)? { TokenRole::Admin } else { TokenRole::User };
     Ok(TokenOwner { id: TokenId(row.get::<_, i64>(0)?.cast_unsigned()), owner: row.get(1)?, role })
 }
 
-/// Runs a statement that stays prepared, and returns how many rows it changed.
+/// Runs a cached prepared statement, and returns the number of changed rows.
 fn execute(connection: &Connection, sql: &str, values: impl Params) -> rusqlite::Result<usize> {
     connection.prepare_cached(sql)?.execute(values)
 }
 
-fn unwritable(error: serde_json::Error) -> rusqlite::Error {
+fn encode_error(error: serde_json::Error) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(Box::new(error))
 }

@@ -1,4 +1,4 @@
-//! Opening: one owner, checks before the first write, then the schema and the generation. And reading all rows.
+//! Opening a database: the lock, checks before the first write, the schema and the generation. And reading all rows.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -10,25 +10,25 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
 use crate::error::StoreError;
-use crate::lease_store::key_of;
-use crate::limits::{COMPLAINTS, LOCK_WAIT, LOG_BYTES};
+use crate::lease_store::row_key;
+use crate::limits::{LOCK_WAIT, LOG_BYTES, MAX_ROW_WARNINGS};
 
 use super::buffer::WriteAheadBuffer;
 use super::commit::transact;
-use super::disk::{Ballast, Lock, lengthen_log};
+use super::disk::{BallastFile, StateDirLock, extend_log};
 use super::trail::DeviceNames;
-use super::{SqliteStore, execute, unwritable};
+use super::{SqliteStore, encode_error, execute};
 
 impl SqliteStore {
-    /// Opens the store in a state directory for writing, and makes both where they are missing.
+    /// Opens the store in a state directory for writing, and creates both if they are missing.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
-        // Others reach the agent's socket in it; the files themselves are the agent's alone.
+        // Other users reach the agent's socket in the directory; the files are private to the agent.
         DirBuilder::new().recursive(true).mode(0o711).create(dir).map_err(|source| StoreError::File {
             path: dir.to_owned(),
-            doing: "make the directory",
+            doing: "create the directory",
             source,
         })?;
-        let lock = Lock::take(dir)?;
+        let lock = StateDirLock::acquire(dir)?;
         let file = dir.join("pool.db");
         check_header(&file)?;
         let mut connection = connect(&file)?;
@@ -36,24 +36,24 @@ impl SqliteStore {
         let unreadable = |what| StoreError::Corrupt { file: file.clone(), what };
         let buffer =
             WriteAheadBuffer::read(&connection).map_err(|source| unusable(&file, source))?.map_err(unreadable)?;
-        let ballast = Ballast::of(dir);
+        let ballast = BallastFile::new(dir);
         let generation = begin_generation(&mut connection, &ballast).map_err(|source| unusable(&file, source))?;
-        lengthen_log(&file);
+        extend_log(&file);
         let mut warnings = Vec::new();
-        if let Err(error) = ballast.take() {
-            warnings.push(format!("no ballast in {} for when the disk is full: {error}", dir.display()));
+        if let Err(error) = ballast.fill() {
+            warnings.push(format!("no ballast in {}, so releases fail on a full disk: {error}", dir.display()));
         }
         let device_names = DeviceNames::new();
         Ok(Self { connection, file, ballast, buffer, device_names, generation, warnings, _lock: lock })
     }
 }
 
-/// Makes the file where it is missing, and refuses one whose first bytes tell that it is not for us.
+/// Creates the file if it is missing, and refuses one whose header belongs to another program.
 fn check_header(path: &Path) -> Result<(), StoreError> {
     let fail = |doing| move |source| StoreError::File { path: path.to_owned(), doing, source };
     let mut open = OpenOptions::new();
     let mut file = match open.read(true).write(true).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return create(path).map_err(fail("make")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return create_file(path).map_err(fail("create")),
         opened => opened.map_err(fail("open"))?,
     };
     let mut header = Vec::new();
@@ -66,19 +66,19 @@ fn check_header(path: &Path) -> Result<(), StoreError> {
     }
     let number = |at: usize| header[at..at + 4].iter().fold(0, |number, byte| number << 8 | u32::from(*byte));
     match number(68) {
-        // Not written back from the log yet, perhaps: the database will tell.
+        // The header may still be in the log; the database will tell.
         0 => Ok(()),
-        APPLICATION_ID => known(path, number(60)),
+        APPLICATION_ID => check_version(path, number(60)),
         found => Err(StoreError::NotOurs { file: path.to_owned(), found }),
     }
 }
 
-fn create(path: &Path) -> io::Result<()> {
+fn create_file(path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.sync_all()?;
     path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
-fn known(file: &Path, found: u32) -> Result<(), StoreError> {
+fn check_version(file: &Path, found: u32) -> Result<(), StoreError> {
     if found <= SCHEMA_VERSION {
         return Ok(());
     }
@@ -88,24 +88,24 @@ fn known(file: &Path, found: u32) -> Result<(), StoreError> {
 fn connect(file: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags).map_err(|source| unusable(file, source))?;
-    // Until it is known to be ours and sound, closing it again must not change it.
-    let untouched = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
-    untouched.map_err(|source| unusable(file, source))?;
+    // Closing must not change the database before it is known to be valid and ours.
+    let configured = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+    configured.map_err(|source| unusable(file, source))?;
     Ok(connection)
 }
 
-/// Checks that the database is ours and sound, then makes it ready to be written.
+/// Checks that the database is valid and ours, and prepares it for writing.
 fn prepare(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     let fail = |source| unusable(file, source);
-    let version = check(connection, file)?;
-    if !settle(connection).map_err(fail)? {
+    let version = check_database(connection, file)?;
+    if !configure(connection).map_err(fail)? {
         return Err(StoreError::NoLog { file: file.to_owned() });
     }
     migrate(connection, version).map_err(fail)
 }
 
-/// Returns the schema of a database that is sound and ours, or new.
-fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
+/// Returns the schema version of a valid database of ours; 0 for a new one.
+fn check_database(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
     let fail = |source| unusable(file, source);
     let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(fail);
     let (application, version) = (number("application_id")?.cast_unsigned(), number("user_version")?.cast_unsigned());
@@ -114,7 +114,7 @@ fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
         let new = application == 0 && version == 0 && tables.map_err(fail)? == 0;
         return if new { Ok(0) } else { Err(StoreError::NotOurs { file: file.to_owned(), found: application }) };
     }
-    known(file, version)?;
+    check_version(file, version)?;
     let found: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(fail)?;
     match found.as_str() {
         "ok" => Ok(version),
@@ -122,12 +122,12 @@ fn check(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
     }
 }
 
-/// Settles how commits are made; says whether they can be made in a log.
-fn settle(connection: &Connection) -> rusqlite::Result<bool> {
+/// Configures durable commits; returns whether the write-ahead log is active.
+fn configure(connection: &Connection) -> rusqlite::Result<bool> {
     connection.busy_timeout(LOCK_WAIT)?;
     connection.pragma_update(None, "foreign_keys", false)?;
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
-    // A commit is on disk before it is answered.
+    // A commit is on disk before it is acknowledged.
     connection.pragma_update(None, "synchronous", "full")?;
     connection.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES, |_| Ok(()))?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
@@ -144,8 +144,8 @@ fn unusable(file: &Path, source: rusqlite::Error) -> StoreError {
     }
 }
 
-/// Counts this opening, and returns how many there were. A full disk is no obstacle as long as there is a ballast.
-fn begin_generation(connection: &mut Connection, ballast: &Ballast) -> rusqlite::Result<u64> {
+/// Increments and returns the generation. On a full disk the ballast makes room for it.
+fn begin_generation(connection: &mut Connection, ballast: &BallastFile) -> rusqlite::Result<u64> {
     let mut begin = || {
         transact(connection, |transaction| {
             let sql = "SELECT CAST(value AS INTEGER) FROM rows WHERE kind = 'generation' AND key = ''";
@@ -156,17 +156,17 @@ fn begin_generation(connection: &mut Connection, ballast: &Ballast) -> rusqlite:
             Ok(generation.cast_unsigned())
         })
     };
-    begin().or_else(|error| if ballast.give_up() { begin() } else { Err(error) })
+    begin().or_else(|error| if ballast.release() { begin() } else { Err(error) })
 }
 
-/// Returns the last row about each thing, whether it is in the tables or in the buffer.
+/// Returns the last row about each entity in the tables and the buffer.
 pub(super) fn read_rows(
     connection: &Connection,
     buffer: &WriteAheadBuffer,
     warnings: &mut Vec<String>,
 ) -> rusqlite::Result<Vec<PoolRow>> {
     let mut rows = Vec::new();
-    let mut bad = 0;
+    let mut unreadable = 0;
     let mut statement = connection.prepare(
         "SELECT kind, key, value FROM rows WHERE kind <> 'generation'
          UNION ALL SELECT 'lease', CAST(id AS TEXT), value FROM leases",
@@ -174,43 +174,43 @@ pub(super) fn read_rows(
     let mut found = statement.query([])?;
     while let Some(row) = found.next()? {
         let bytes = |column| row.get_ref(column).ok().and_then(|value| value.as_bytes().ok()).unwrap_or_default();
-        match understand(bytes(0), bytes(1), bytes(2)) {
+        match parse_row(bytes(0), bytes(1), bytes(2)) {
             Ok(row) => rows.push(row),
-            Err(_) if bad >= COMPLAINTS => bad += 1,
+            Err(_) if unreadable >= MAX_ROW_WARNINGS => unreadable += 1,
             Err(why) => {
                 let (kind, key) = (String::from_utf8_lossy(bytes(0)), String::from_utf8_lossy(bytes(1)));
-                warnings.push(format!("{kind} row {key:?} cannot be read and is left where it is: {why}"));
-                bad += 1;
+                warnings.push(format!("{kind} row {key:?} cannot be read and stays in the database: {why}"));
+                unreadable += 1;
             }
         }
     }
-    if bad > COMPLAINTS {
-        warnings.push(format!("{} more rows cannot be read", bad - COMPLAINTS));
+    if unreadable > MAX_ROW_WARNINGS {
+        warnings.push(format!("{} more rows cannot be read", unreadable - MAX_ROW_WARNINGS));
     }
-    buffer.overlay(rows).map_err(unwritable)
+    buffer.overlay(rows).map_err(encode_error)
 }
 
-fn understand(kind: &[u8], key: &[u8], value: &[u8]) -> Result<PoolRow, String> {
+fn parse_row(kind: &[u8], key: &[u8], value: &[u8]) -> Result<PoolRow, String> {
     let row: PoolRow = serde_json::from_slice(value).map_err(|error| error.to_string())?;
-    let (is_kind, is_key) = key_of(&row).map_err(|error| error.to_string())?;
-    if is_kind.as_bytes() != kind || is_key.as_bytes() != key {
-        return Err(format!("it is about {is_kind} {is_key:?}"));
+    let (own_kind, own_key) = row_key(&row).map_err(|error| error.to_string())?;
+    if own_kind.as_bytes() != kind || own_key.as_bytes() != key {
+        return Err(format!("it contains {own_kind} {own_key:?}"));
     }
     Ok(row)
 }
 
-// The tables, and how an older database becomes one of today.
+// Tables, and migrations of older databases.
 
-/// Marks the file as ours: `GPUP`.
+/// Application id `GPUP` of our databases.
 const APPLICATION_ID: u32 = 0x4750_5550;
 
-/// One step per schema, oldest first: number `n` turns schema `n` into `n + 1`. Never change one that was released.
-const MIGRATIONS: &[fn(&Transaction<'_>) -> rusqlite::Result<()>] = &[rows_and_history, clock, leases, notes];
+/// Migrations, oldest first: number `n` converts schema `n` to `n + 1`. Never change a released one.
+const MIGRATIONS: &[fn(&Transaction<'_>) -> rusqlite::Result<()>] = &[create_tables, add_clock, add_leases, add_buffer];
 
-/// The schema of today.
+/// Current schema version.
 const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
 
-/// Brings a database of schema `from` to that of today, each step all or nothing.
+/// Migrates a database from schema `from` to the current one, each step all or nothing.
 fn migrate(connection: &mut Connection, from: u32) -> rusqlite::Result<()> {
     for (step, version) in MIGRATIONS.iter().zip(1_u32..).skip(from as usize) {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -222,10 +222,10 @@ fn migrate(connection: &mut Connection, from: u32) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn rows_and_history(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+fn create_tables(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     transaction.execute_batch(
         "
-        -- What the pool keeps: the last row about each thing.
+        -- Rows of the pool: the last one about each entity.
         CREATE TABLE rows (
             kind TEXT NOT NULL,
             key TEXT NOT NULL,
@@ -251,7 +251,7 @@ fn rows_and_history(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         CREATE INDEX history_by_time ON history (at);
         CREATE INDEX history_by_owner ON history (owner, at);
 
-        -- Who may use the API; the secret itself is known to its holder only.
+        -- API tokens, by the hashes of their secrets.
         CREATE TABLE tokens (
             id INTEGER PRIMARY KEY,
             hash BLOB NOT NULL UNIQUE,
@@ -264,10 +264,10 @@ fn rows_and_history(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     )
 }
 
-fn clock(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+fn add_clock(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     transaction.execute_batch(
         "
-        -- An instant on the pool's clock and on the wall, and which start of the machine it belongs to.
+        -- An instant on the pool's clock and on the wall clock, and the boot that it belongs to.
         CREATE TABLE clock (
             one INTEGER PRIMARY KEY CHECK (one = 1),
             boot TEXT NOT NULL,
@@ -279,8 +279,8 @@ fn clock(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     )
 }
 
-/// Leases get a table of their own: their numbers only grow, so a new one touches the last page and no other.
-fn leases(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+/// Leases have their own table: their numbers only grow, so a new lease changes only the last page.
+fn add_leases(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     transaction.execute_batch(
         "
         CREATE TABLE leases (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
@@ -291,12 +291,12 @@ fn leases(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     )
 }
 
-fn notes(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+fn add_buffer(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     transaction.execute_batch(
         "
-        -- Batches of rows, each on a page of its own and all of one length, so that to note one writes one page.
+        -- Batches of rows of equal length, each on its own page, so that writing a batch writes one page.
         CREATE TABLE notes (place INTEGER PRIMARY KEY, number INTEGER NOT NULL, batch TEXT NOT NULL);
-        -- The number of the last one that the other tables have heard of.
+        -- Number of the last batch that was flushed to the other tables.
         CREATE TABLE heard (one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL);
         ",
     )

@@ -1,4 +1,4 @@
-//! The audit trail in the table `history`: what the writer adds to it, and the reader's connection of its own.
+//! The audit trail in the table `history`: the writer's records, and a reader with its own connection.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use crate::error::{BoxedError, ReadError};
 use crate::lease_store::{TrailReader, device_key, node_key};
 use crate::limits::LOCK_WAIT;
 use crate::trail::{
-    HeldDevice, HeldTime, TrailEvent, TrailLog, TrailPage, TrailQuery, TrailRecord, UsageDimension, UsageTotal, follow,
-    has_end, names_of, usage_lines,
+    HeldDevice, HoldingPeriod, TrailEvent, TrailLog, TrailPage, TrailQuery, TrailRecord, UsageDimension, UsageTotal,
+    add_records, has_end, name_device, sum_usage,
 };
 
 use super::buffer::WriteAheadBuffer;
-use super::{execute, unwritable};
+use super::{encode_error, execute};
 
 /// Reads a record from the columns `lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at`.
-fn record_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TrailRecord> {
+fn read_record(row: &rusqlite::Row<'_>) -> rusqlite::Result<TrailRecord> {
     let time = |column| row.get::<_, Option<i64>>(column).map(|at| at.map(|at| wall(at.max(0).cast_unsigned())));
     Ok(TrailRecord {
         lease: LeaseId(row.get::<_, i64>(0)?.cast_unsigned()),
@@ -30,7 +30,7 @@ fn record_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TrailRecord> {
         at: time(2)?.unwrap_or(SystemTime::UNIX_EPOCH),
         owner: row.get(3)?,
         worker_id: row.get(4)?,
-        devices: devices_in(row, 5)?,
+        devices: read_devices(row, 5)?,
         token: row.get::<_, Option<i64>>(6)?.map(|token| Token(token.cast_unsigned())),
         cause: row.get(7)?,
         granted_at: time(8)?,
@@ -38,34 +38,34 @@ fn record_in(row: &rusqlite::Row<'_>) -> rusqlite::Result<TrailRecord> {
     })
 }
 
-/// Reads the devices of a record. Those that cannot be read count as holding nothing, and hide no other record.
-fn devices_in(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Vec<HeldDevice>> {
+/// Reads the devices of a record. Unreadable devices count as none, so that they hide no other record.
+fn read_devices(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Vec<HeldDevice>> {
     Ok(serde_json::from_str(row.get_ref(column)?.as_str()?).unwrap_or_default())
 }
 
-fn name_of(event: TrailEvent) -> &'static str {
+fn event_name(event: TrailEvent) -> &'static str {
     match event {
         TrailEvent::Granted => "granted",
         TrailEvent::Ended => "ended",
     }
 }
 
-/// Names of devices that were read before, so that their rows need not be read for each grant.
+/// Cache of device names, so that a grant need not read the rows of its devices.
 pub(super) type DeviceNames = HashMap<DeviceId, HeldDevice>;
 
-/// The trail in the tables.
+/// Trail in the tables.
 pub(super) struct TableTrail<'a> {
     pub connection: &'a Connection,
     pub names: &'a mut DeviceNames,
 }
 
 impl TableTrail<'_> {
-    fn has(&self, lease: LeaseId, event: TrailEvent) -> rusqlite::Result<bool> {
+    fn has_record(&self, lease: LeaseId, event: TrailEvent) -> rusqlite::Result<bool> {
         let sql = "SELECT 1 FROM history WHERE lease = ?1 AND event = ?2";
-        self.connection.prepare_cached(sql)?.exists(params![lease.0.cast_signed(), name_of(event)])
+        self.connection.prepare_cached(sql)?.exists(params![lease.0.cast_signed(), event_name(event)])
     }
 
-    /// Reads a row of a device or node; `None` where there is none that can be read.
+    /// Reads the row of a device or node; `None` if there is none or it is unreadable.
     fn row(&self, (kind, key): (&str, String)) -> rusqlite::Result<Option<PoolRow>> {
         let sql = "SELECT value FROM rows WHERE kind = ?1 AND key = ?2";
         let text: Option<String> =
@@ -80,7 +80,7 @@ impl TrailLog for TableTrail<'_> {
     fn grant(&mut self, lease: LeaseId) -> rusqlite::Result<Option<TrailRecord>> {
         let sql = "SELECT lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at FROM history
             WHERE lease = ?1 AND event = 'granted'";
-        self.connection.prepare_cached(sql)?.query_row([lease.0.cast_signed()], record_in).optional()
+        self.connection.prepare_cached(sql)?.query_row([lease.0.cast_signed()], read_record).optional()
     }
 
     fn device_names(&mut self, id: DeviceId) -> rusqlite::Result<HeldDevice> {
@@ -96,7 +96,7 @@ impl TrailLog for TableTrail<'_> {
             None => None,
         };
         let node = if let Some(PoolRow::Node(node)) = &node { Some(node) } else { None };
-        let names = names_of(id, device.as_ref(), node);
+        let names = name_device(id, device.as_ref(), node);
         self.names.insert(id, names.clone());
         Ok(names)
     }
@@ -108,11 +108,11 @@ impl TrailLog for TableTrail<'_> {
         let time = |at| millis(at).cast_signed();
         let values = params![
             record.lease.0.cast_signed(),
-            name_of(record.event),
+            event_name(record.event),
             time(record.at),
             record.owner,
             record.worker_id,
-            serde_json::to_string(&record.devices).map_err(unwritable)?,
+            serde_json::to_string(&record.devices).map_err(encode_error)?,
             record.token.map(|token| token.0.cast_signed()),
             record.cause,
             record.granted_at.map(time),
@@ -122,17 +122,17 @@ impl TrailLog for TableTrail<'_> {
     }
 }
 
-/// Records that the tables get with the next flush, which come after those in the tables.
+/// Records of unflushed batches, which follow those in the tables.
 struct UnflushedTrail<'a> {
     tables: TableTrail<'a>,
     records: Vec<TrailRecord>,
 }
 
 impl<'a> UnflushedTrail<'a> {
-    /// Works the records out from the batches of the buffer.
+    /// Derives the records from the batches of the buffer.
     fn read(buffer: &WriteAheadBuffer, tables: TableTrail<'a>) -> rusqlite::Result<Vec<TrailRecord>> {
         let mut trail = Self { tables, records: Vec::new() };
-        buffer.rows().try_for_each(|(row, clock)| follow(&mut trail, row, clock))?;
+        buffer.rows().try_for_each(|(row, clock)| add_records(&mut trail, row, clock))?;
         Ok(trail.records)
     }
 
@@ -156,32 +156,32 @@ impl TrailLog for UnflushedTrail<'_> {
     }
 
     fn add(&mut self, record: TrailRecord) -> rusqlite::Result<()> {
-        if self.find(record.lease, record.event).is_none() && !self.tables.has(record.lease, record.event)? {
+        if self.find(record.lease, record.event).is_none() && !self.tables.has_record(record.lease, record.event)? {
             self.records.push(record);
         }
         Ok(())
     }
 }
 
-/// Removes the records of so many leases that ended before a time.
-pub(super) fn remove_old(connection: &Connection, before: SystemTime, leases: usize) -> rusqlite::Result<usize> {
+/// Removes the records of that many leases that ended before a time.
+pub(super) fn prune_trail(connection: &Connection, before: SystemTime, leases: usize) -> rusqlite::Result<usize> {
     let sql = "DELETE FROM history WHERE lease IN
             (SELECT lease FROM history WHERE event = 'ended' AND at < ?1 ORDER BY at LIMIT ?2)";
     execute(connection, sql, params![millis(before).cast_signed(), leases as i64])
 }
 
-/// Reader of the trail of a database file.
+/// Reader of the trail in a database file.
 ///
-/// Each reading has a read-only connection of its own. It reads the database as it was at one instant, the write-ahead
-/// buffer included, and shares nothing with the writer but the file. Nothing is left open in between: whichever connection
-/// is closed last tidies up the log, and that has to be the writer's.
+/// Each reading has its own read-only connection and sees the database at one instant, including the write-ahead
+/// buffer. It shares nothing with the writer but the file. No connection stays open in between: the last connection to
+/// close cleans up the log, and that must be the writer's.
 #[derive(Debug)]
 pub(super) struct SqliteTrailReader {
     pub file: PathBuf,
 }
 
 impl SqliteTrailReader {
-    /// Reads the trail at one instant; gives the records that are not in the tables yet, too.
+    /// Reads the trail at one instant; `read` also receives the unflushed records.
     fn read<T>(&self, read: impl FnOnce(&Connection, Vec<TrailRecord>) -> rusqlite::Result<T>) -> Result<T, ReadError> {
         self.try_read(read).map_err(|source| ReadError { file: self.file.clone(), source })
     }
@@ -190,7 +190,7 @@ impl SqliteTrailReader {
         &self,
         read: impl FnOnce(&Connection, Vec<TrailRecord>) -> rusqlite::Result<T>,
     ) -> Result<T, BoxedError> {
-        let mut connection = connect(&self.file)?;
+        let mut connection = open_read_only(&self.file)?;
         let snapshot = connection.transaction()?;
         let buffer = WriteAheadBuffer::read(&snapshot)??;
         let tables = TableTrail { connection: &snapshot, names: &mut DeviceNames::new() };
@@ -199,7 +199,7 @@ impl SqliteTrailReader {
     }
 }
 
-fn connect(file: &Path) -> rusqlite::Result<Connection> {
+fn open_read_only(file: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
@@ -209,55 +209,55 @@ fn connect(file: &Path) -> rusqlite::Result<Connection> {
 
 impl TrailReader for SqliteTrailReader {
     fn history(&self, query: &TrailQuery) -> Result<TrailPage, ReadError> {
-        self.read(|connection, unflushed| page(connection, unflushed, query))
+        self.read(|connection, unflushed| read_page(connection, unflushed, query))
     }
 
     fn usage(&self, by: UsageDimension, since: SystemTime, now: SystemTime) -> Result<Vec<UsageTotal>, ReadError> {
-        self.read(|connection, unflushed| usage(connection, &unflushed, by, millis(since), millis(now)))
+        self.read(|connection, unflushed| read_usage(connection, &unflushed, by, millis(since), millis(now)))
     }
 }
 
-fn page(connection: &Connection, unflushed: Vec<TrailRecord>, query: &TrailQuery) -> rusqlite::Result<TrailPage> {
+fn read_page(connection: &Connection, unflushed: Vec<TrailRecord>, query: &TrailQuery) -> rusqlite::Result<TrailPage> {
     let mut sql = String::from(
         "SELECT lease, event, at, owner, worker_id, devices, token, cause, granted_at, ended_at, seq FROM history WHERE true",
     );
     let mut values: Vec<Value> = Vec::new();
-    let mut only = |part: &str, given: &[Value]| {
+    let mut add_condition = |condition: &str, arguments: &[Value]| {
         sql.push_str(" AND ");
-        sql.push_str(part);
-        values.extend_from_slice(given);
+        sql.push_str(condition);
+        values.extend_from_slice(arguments);
     };
     let number = |number: u64| Value::Integer(number.cast_signed());
     if let Some(owner) = &query.owner {
-        only("owner = ?", &[Value::Text(owner.clone())]);
+        add_condition("owner = ?", &[Value::Text(owner.clone())]);
     }
     if let Some(since) = query.since {
-        only("at >= ?", &[number(millis(since))]);
+        add_condition("at >= ?", &[number(millis(since))]);
     }
     if let Some(until) = query.until {
-        only("at < ?", &[number(millis(until))]);
+        add_condition("at < ?", &[number(millis(until))]);
     }
     if let Some(after) = query.after {
-        only("seq > ?", &[number(after.0)]);
+        add_condition("seq > ?", &[number(after.0)]);
     }
     if let Some(gpu_id) = query.gpu_id {
-        let on_it = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices) WHERE json_extract(value, '$.gpu_id') = ?)";
-        only(on_it, &[number(gpu_id.0.into())]);
+        let has_gpu = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices) WHERE json_extract(value, '$.gpu_id') = ?)";
+        add_condition(has_gpu, &[number(gpu_id.0.into())]);
     }
     sql.push_str(" ORDER BY seq LIMIT ?");
-    // One more than asked for, to know whether there are more.
+    // One record beyond the limit indicates that there are more.
     values.push(number(query.page_records() as u64 + 1));
 
     let last: i64 = connection.query_row("SELECT coalesce(max(seq), 0) FROM history", [], |row| row.get(0))?;
-    let unflushed = (last.cast_unsigned() + 1..).zip(unflushed).filter(|(place, record)| query.matches(*place, record));
+    let unflushed = (last.cast_unsigned() + 1..).zip(unflushed).filter(|(seq, record)| query.matches(*seq, record));
     let mut statement = connection.prepare(&sql)?;
     let flushed = statement
-        .query_map(params_from_iter(values), |row| Ok((row.get::<_, i64>(10)?.cast_unsigned(), record_in(row)?)))?;
-    TrailPage::of(query, flushed.chain(unflushed.map(Ok)))
+        .query_map(params_from_iter(values), |row| Ok((row.get::<_, i64>(10)?.cast_unsigned(), read_record(row)?)))?;
+    TrailPage::collect(query, flushed.chain(unflushed.map(Ok)))
 }
 
-/// Sums what was held in a window. Times are milliseconds since 1970.
-fn usage(
+/// Sums the usage in a window. Times are milliseconds since 1970.
+fn read_usage(
     connection: &Connection,
     unflushed: &[TrailRecord],
     by: UsageDimension,
@@ -274,9 +274,9 @@ fn usage(
     )?;
     let window: [&dyn ToSql; 2] = [&since.cast_signed(), &now.cast_signed()];
     let flushed = statement.query_map(window, |row| {
-        let held = HeldTime {
+        let held = HoldingPeriod {
             owner: row.get(1)?,
-            devices: devices_in(row, 2)?,
+            devices: read_devices(row, 2)?,
             granted_at: row.get::<_, i64>(3)?.max(0).cast_unsigned(),
             ended_at: row.get::<_, Option<i64>>(4)?.map(|at| at.max(0).cast_unsigned()),
         };
@@ -286,5 +286,5 @@ fn usage(
         Ok((lease, _)) if has_end(unflushed, lease) => None,
         found => Some(found.map(|(_, held)| held)),
     });
-    usage_lines(by, since, now, flushed.chain(HeldTime::of(unflushed).map(Ok)))
+    sum_usage(by, since, now, flushed.chain(HoldingPeriod::from_records(unflushed).map(Ok)))
 }

@@ -1,6 +1,6 @@
-//! What the stories about a store share: a clock, and leases as a pool leaves them.
+//! Helpers for the stories about a store: clocks, and leases as a pool leaves them.
 
-// Each story is a crate of its own and uses its own part of this.
+// Each test program uses only some of the helpers.
 #![allow(dead_code)]
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gpupool_core::{LeaseId, LeaseRow, LeaseState, PoolCounters, PoolRow, PoolTime, Request};
 use gpupool_store::{ClockReading, LeaseStore, LoadedRows, SqliteStore};
 
-/// A wall time so many milliseconds after a day in 2026.
+/// A wall time that many milliseconds after a day in 2026.
 pub fn wall(ms: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(1_790_000_000_000 + ms)
 }
@@ -20,8 +20,8 @@ pub fn clock(ms: u64) -> ClockReading {
     ClockReading { pool: PoolTime(ms), wall: wall(ms) }
 }
 
-/// A request that waits.
-pub fn waiting(id: u64) -> PoolRow {
+/// A queued lease.
+pub fn queued_lease(id: u64) -> PoolRow {
     PoolRow::Lease(LeaseRow {
         id: LeaseId(id),
         request: Arc::new(Request::default()),
@@ -44,26 +44,26 @@ pub fn waiting(id: u64) -> PoolRow {
     })
 }
 
-pub fn counters(next_lease: u64) -> PoolRow {
+pub fn counters_row(next_lease: u64) -> PoolRow {
     PoolRow::Counters(PoolCounters { next_lease, ..PoolCounters::default() })
 }
 
-/// Opens a store that must open without complaints.
+/// Opens a store that must have no warnings.
 pub fn open(dir: &Path) -> (SqliteStore, Vec<PoolRow>) {
     let store = SqliteStore::open(dir).expect("the store opens");
-    let rows = rows(&store);
+    let rows = load_rows(&store);
     (store, rows)
 }
 
-/// Loads rows that must be without complaints.
-pub fn rows(store: &dyn LeaseStore) -> Vec<PoolRow> {
+/// Loads rows that must have no warnings.
+pub fn load_rows(store: &dyn LeaseStore) -> Vec<PoolRow> {
     let LoadedRows { rows, warnings } = store.load().expect("the rows can be read");
     assert_eq!(warnings, [] as [&str; 0]);
     rows
 }
 
-/// The ids of the leases among rows, in order.
-pub fn leases(rows: &[PoolRow]) -> Vec<u64> {
+/// Returns the ids of the leases among rows, in order.
+pub fn lease_ids(rows: &[PoolRow]) -> Vec<u64> {
     let id = |row: &PoolRow| if let PoolRow::Lease(lease) = row { Some(lease.id.0) } else { None };
     let mut ids: Vec<u64> = rows.iter().filter_map(id).collect();
     ids.sort_unstable();

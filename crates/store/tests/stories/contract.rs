@@ -1,12 +1,12 @@
-//! The contract that every store keeps.
+//! Contract of every store.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::common::{clock, counters, leases, open, rows, waiting, wall};
+use crate::common::{clock, counters_row, lease_ids, load_rows, open, queued_lease, wall};
 use crate::support::{Stage, owned, part};
-use crate::{Backend, backends};
+use crate::{StoreBackend, all_backends};
 use gpupool_core::{LeaseId, Millis, PoolRow};
 use gpupool_store::{
     ClockAnchor, CommitError, LeaseStore, MemoryDisk, MemoryFault, TokenId, TokenOwner, TokenRole, TrailEvent,
@@ -14,47 +14,47 @@ use gpupool_store::{
 };
 use tempfile::tempdir;
 
-fn in_every_store(story: impl Fn(&dyn Backend)) {
-    backends().iter().for_each(|backend| story(&**backend));
+fn in_every_store(story: impl Fn(&dyn StoreBackend)) {
+    all_backends().iter().for_each(|backend| story(&**backend));
 }
 
-/// Sorts rows: the order in which they are loaded means nothing.
+/// Sorts rows, which are loaded in any order.
 fn sorted(mut rows: Vec<PoolRow>) -> Vec<PoolRow> {
     rows.sort_by_key(|row| format!("{row:?}"));
     rows
 }
 
 #[test]
-fn the_last_row_about_each_thing_is_loaded_now_and_after_reopening() {
+fn the_last_row_about_each_entity_is_loaded_now_and_after_reopening() {
     in_every_store(|backend| {
         let mut store = backend.open();
-        assert_eq!(rows(&*store), []);
+        assert_eq!(load_rows(&*store), []);
         let forget = PoolRow::Forget(LeaseId(1));
-        store.commit(&[counters(1), waiting(1), waiting(2), counters(3), forget], clock(0)).unwrap();
-        assert_eq!(sorted(rows(&*store)), [counters(3), waiting(2)]);
-        store.commit(&[waiting(1), PoolRow::Forget(LeaseId(2))], clock(0)).unwrap();
-        store.commit_urgent(&[counters(4)], clock(0)).unwrap();
-        let kept = [counters(4), waiting(1)];
-        assert_eq!(sorted(rows(&*store)), kept);
+        store.commit(&[counters_row(1), queued_lease(1), queued_lease(2), counters_row(3), forget], clock(0)).unwrap();
+        assert_eq!(sorted(load_rows(&*store)), [counters_row(3), queued_lease(2)]);
+        store.commit(&[queued_lease(1), PoolRow::Forget(LeaseId(2))], clock(0)).unwrap();
+        store.commit_urgent(&[counters_row(4)], clock(0)).unwrap();
+        let committed = [counters_row(4), queued_lease(1)];
+        assert_eq!(sorted(load_rows(&*store)), committed);
         drop(store);
         let mut store = backend.open();
-        assert_eq!(sorted(rows(&*store)), kept);
+        assert_eq!(sorted(load_rows(&*store)), committed);
         store.flush().unwrap();
-        assert_eq!((store.unflushed_batches(), sorted(rows(&*store))), (0, kept.to_vec()));
+        assert_eq!((store.unflushed_batches(), sorted(load_rows(&*store))), (0, committed.to_vec()));
     });
 }
 
 #[test]
-fn a_large_batch_is_kept_as_a_small_one_is() {
+fn a_large_batch_is_committed_like_a_small_one() {
     in_every_store(|backend| {
         let mut store = backend.open();
-        let large: Vec<PoolRow> = (0..500).map(waiting).collect();
-        store.commit(&[waiting(7), waiting(1000)], clock(0)).unwrap();
+        let large: Vec<PoolRow> = (0..500).map(queued_lease).collect();
+        store.commit(&[queued_lease(7), queued_lease(1000)], clock(0)).unwrap();
         store.commit(&large, clock(0)).unwrap();
         assert_eq!(store.unflushed_batches(), 0, "a batch in the tables comes after all of the buffer");
         drop(store);
         let expected: Vec<u64> = (0..500).chain([1000]).collect();
-        assert_eq!(leases(&rows(&*backend.open())), expected);
+        assert_eq!(lease_ids(&load_rows(&*backend.open())), expected);
     });
 }
 
@@ -64,14 +64,14 @@ fn the_generation_grows_by_one_with_each_opening() {
         for generation in 1..4 {
             let mut store = backend.open();
             assert_eq!(store.generation(), generation);
-            store.commit(&[counters(generation)], clock(0)).unwrap();
-            assert_eq!(rows(&*store), [counters(generation)], "the generation is no row of the pool");
+            store.commit(&[counters_row(generation)], clock(0)).unwrap();
+            assert_eq!(load_rows(&*store), [counters_row(generation)], "the generation is no row of the pool");
         }
     });
 }
 
 #[test]
-fn the_last_anchor_is_kept() {
+fn the_last_anchor_is_stored() {
     in_every_store(|backend| {
         let mut store = backend.open();
         assert_eq!(store.clock_anchor().unwrap(), None);
@@ -104,33 +104,33 @@ fn a_token_is_found_by_its_secret_until_it_is_revoked() {
         let owners = store.token_owners().unwrap();
         assert_eq!(owners.find(secret.reveal()), None);
         assert!(owners.find(other.reveal()).is_some());
-        let times: Vec<_> = store.tokens().unwrap().iter().map(|line| (line.created_at, line.revoked_at)).collect();
+        let times: Vec<_> = store.tokens().unwrap().iter().map(|token| (token.created_at, token.revoked_at)).collect();
         assert_eq!(times, [(wall(1), Some(wall(3))), (wall(2), None)]);
     });
 }
 
 #[test]
-fn a_secret_is_neither_printed_nor_kept() {
+fn a_secret_is_neither_printed_nor_stored() {
     let dir = tempdir().unwrap();
     let (mut store, _) = open(dir.path());
-    let made = store.create_token("alice", TokenRole::User, wall(1)).unwrap();
-    let secret = made.1.reveal();
+    let created = store.create_token("alice", TokenRole::User, wall(1)).unwrap();
+    let secret = created.1.reveal();
     assert!(secret.len() == 68 && secret.starts_with("gpt_"), "{} characters", secret.len());
-    assert!(!format!("{made:?}").contains(&secret[4..]));
+    assert!(!format!("{created:?}").contains(&secret[4..]));
     for file in ["pool.db", "pool.db-wal"] {
         let bytes = fs::read(dir.path().join(file)).unwrap();
         assert!(!bytes.windows(20).any(|part| part == &secret.as_bytes()[10..30]), "{file}");
     }
 }
 
-/// Rows of a pool in which a lease is granted and released, again and again: one batch each.
-fn turns(count: usize) -> Vec<(Vec<PoolRow>, u64)> {
+/// Batches of a pool in which a lease is granted and released repeatedly.
+fn grant_and_release(count: usize) -> Vec<(Vec<PoolRow>, u64)> {
     let mut stage = Stage::of(1);
     let mut batches = vec![(stage.rows.clone(), stage.now.0)];
-    let mut kept = stage.rows.len();
+    let mut committed = stage.rows.len();
     let mut add = |stage: &Stage| {
-        batches.push((stage.rows[kept..].to_vec(), stage.now.0));
-        kept = stage.rows.len();
+        batches.push((stage.rows[committed..].to_vec(), stage.now.0));
+        committed = stage.rows.len();
     };
     for _ in 0..count {
         let lease = stage.ask(owned("alice", part(100)));
@@ -142,18 +142,18 @@ fn turns(count: usize) -> Vec<(Vec<PoolRow>, u64)> {
 }
 
 #[test]
-fn a_reader_in_another_thread_sees_whole_batches_and_never_fewer_than_before() {
-    const TURNS: usize = 150;
+fn a_reader_in_another_thread_sees_whole_batches_in_order() {
+    const ROUNDS: usize = 150;
     in_every_store(|backend| {
         let mut store = backend.open();
         let reader = store.trail_reader();
-        let is_over = AtomicBool::new(false);
+        let is_finished = AtomicBool::new(false);
         thread::scope(|scope| {
-            let reading = scope.spawn(|| {
+            let reader_thread = scope.spawn(|| {
                 let mut seen = 0;
                 loop {
-                    // Before the last reading, so that it sees everything.
-                    let is_last = is_over.load(Ordering::Acquire);
+                    // Before the last reading, so that it includes every batch.
+                    let is_last = is_finished.load(Ordering::Acquire);
                     let records = reader.history(&TrailQuery::default()).unwrap().records;
                     assert!(records.len() >= seen, "{} after {seen}", records.len());
                     seen = records.len();
@@ -168,7 +168,7 @@ fn a_reader_in_another_thread_sees_whole_batches_and_never_fewer_than_before() {
                 }
             });
             let mut commit = || {
-                for (number, (rows, at)) in turns(TURNS).into_iter().enumerate() {
+                for (number, (rows, at)) in grant_and_release(ROUNDS).into_iter().enumerate() {
                     store.commit(&rows, clock(at)).unwrap();
                     if number % 40 == 0 {
                         store.flush().unwrap();
@@ -176,8 +176,8 @@ fn a_reader_in_another_thread_sees_whole_batches_and_never_fewer_than_before() {
                 }
             };
             commit();
-            is_over.store(true, Ordering::Release);
-            assert_eq!(reading.join().unwrap(), 2 * TURNS);
+            is_finished.store(true, Ordering::Release);
+            assert_eq!(reader_thread.join().unwrap(), 2 * ROUNDS);
         });
     });
 }
@@ -187,7 +187,7 @@ fn a_reader_outlives_its_store_and_sees_what_the_next_one_commits() {
     in_every_store(|backend| {
         let mut store = backend.open();
         let reader = store.trail_reader();
-        let batches = turns(1);
+        let batches = grant_and_release(1);
         store.commit(&batches[0].0, clock(0)).unwrap();
         store.commit(&batches[1].0, clock(0)).unwrap();
         drop(store);
@@ -202,7 +202,7 @@ fn a_reader_that_was_used_leaves_the_log_to_the_writer() {
     let dir = tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     let reader = store.trail_reader();
-    store.commit(&[waiting(0)], clock(0)).unwrap();
+    store.commit(&[queued_lease(0)], clock(0)).unwrap();
     reader.history(&TrailQuery::default()).unwrap();
     drop(store);
     assert!(!dir.path().join("pool.db-wal").exists(), "the writer wrote everything back when it was closed");
@@ -210,33 +210,33 @@ fn a_reader_that_was_used_leaves_the_log_to_the_writer() {
 }
 
 #[test]
-fn faults_of_memory_are_those_of_a_disk() {
+fn memory_faults_behave_like_disk_faults() {
     let disk = MemoryDisk::default();
     let mut store = disk.open();
     let anchor = ClockAnchor { boot: "a".into(), ahead: Millis(0), at: clock(0) };
     disk.set_fault(Some(MemoryFault::Full));
-    assert!(matches!(store.commit(&[waiting(0)], clock(0)), Err(CommitError::Full { .. })));
+    assert!(matches!(store.commit(&[queued_lease(0)], clock(0)), Err(CommitError::Full { .. })));
     assert!(matches!(store.recover(&anchor), Err(CommitError::Full { .. })));
-    store.commit_urgent(&[waiting(1)], clock(0)).unwrap();
+    store.commit_urgent(&[queued_lease(1)], clock(0)).unwrap();
     disk.set_fault(Some(MemoryFault::Io));
-    assert!(matches!(store.commit_urgent(&[waiting(2)], clock(0)), Err(CommitError::Io { .. })));
+    assert!(matches!(store.commit_urgent(&[queued_lease(2)], clock(0)), Err(CommitError::Io { .. })));
     disk.set_fault(None);
     store.recover(&anchor).unwrap();
-    assert_eq!(leases(&rows(&store)), [1]);
+    assert_eq!(lease_ids(&load_rows(&store)), [1]);
 }
 
 #[test]
-fn a_commit_that_hangs_holds_up_no_reader_and_goes_on() {
+fn a_hanging_commit_blocks_no_reader_and_continues() {
     let disk = MemoryDisk::default();
     let mut store = disk.open();
     let reader = store.trail_reader();
     disk.set_fault(Some(MemoryFault::Hang));
     let commit = thread::spawn(move || {
-        store.commit(&[waiting(0)], clock(0)).unwrap();
+        store.commit(&[queued_lease(0)], clock(0)).unwrap();
         store
     });
     disk.wait_until_hanging();
     assert_eq!(reader.history(&TrailQuery::default()).unwrap().records, []);
     disk.set_fault(None);
-    assert_eq!(leases(&rows(&commit.join().unwrap())), [0]);
+    assert_eq!(lease_ids(&load_rows(&commit.join().unwrap())), [0]);
 }

@@ -1,4 +1,4 @@
-//! Stories about a store: what every store does, what opens and what is refused, its trail and its tokens.
+//! Stories about a store: the contract of every store, opening and refusal, the trail and tokens.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -6,7 +6,7 @@
 mod common;
 mod contract;
 mod opening;
-mod same_rows;
+mod random_batches;
 #[path = "../../../core/tests/support/mod.rs"]
 mod support;
 mod trail;
@@ -14,14 +14,14 @@ mod trail;
 use gpupool_store::{LeaseStore, MemoryDisk, SqliteStore};
 use tempfile::{TempDir, tempdir};
 
-/// Place where a store can be opened again and again.
-pub trait Backend {
+/// Storage on which a store can be opened repeatedly.
+pub trait StoreBackend {
     fn open(&self) -> Box<dyn LeaseStore>;
     /// Whether small batches stay in a buffer until they are flushed.
     fn has_buffer(&self) -> bool;
 }
 
-impl Backend for TempDir {
+impl StoreBackend for TempDir {
     fn open(&self) -> Box<dyn LeaseStore> {
         Box::new(SqliteStore::open(self.path()).expect("the store opens"))
     }
@@ -31,7 +31,7 @@ impl Backend for TempDir {
     }
 }
 
-impl Backend for MemoryDisk {
+impl StoreBackend for MemoryDisk {
     fn open(&self) -> Box<dyn LeaseStore> {
         Box::new(MemoryDisk::open(self))
     }
@@ -41,7 +41,7 @@ impl Backend for MemoryDisk {
     }
 }
 
-/// One of every kind, all empty.
-pub fn backends() -> [Box<dyn Backend>; 2] {
+/// Empty storage of every kind.
+pub fn all_backends() -> [Box<dyn StoreBackend>; 2] {
     [Box::new(tempdir().unwrap()), Box::new(MemoryDisk::default())]
 }

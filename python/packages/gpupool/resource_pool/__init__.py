@@ -1,4 +1,4 @@
-"""Worker processes that are handed out one by one, each held to limits while somebody has it.
+"""Pools of worker processes; each worker runs one task at a time, under limits of time and memory.
 
     config = ResourceConfig(max_workers=4, worker_timeout_secs=300, worker_memory_mb=2048)
     async with ResourcePool(config) as pool:

@@ -1,4 +1,4 @@
-"""What a resource pool is to be."""
+"""Configuration of a resource pool."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ import os
 from dataclasses import dataclass, field
 from typing import Callable, List, Optional, Union
 
-#: Numbers above this are refused by the pool itself, which then says what is allowed.
-_MOST = 2**32 - 1
+#: Larger counts are reduced to this; the native pool rejects it with a message that states its limit.
+_UINT32_MAX = 2**32 - 1
 
 
 @dataclass
 class ResourceConfig:
-    """What a resource pool is to be; a value that cannot be is a `ValueError` that names it.
+    """Configuration of a resource pool; an invalid value raises a `ValueError` that names it.
 
-    The first four are all most programs need. Worker i works on `devices[i % len(devices)]`; with `"auto"` each worker
-    has a GPU of its own, leased from the agent of this machine.
+    Most programs need only the first four fields. Worker i uses `devices[i % len(devices)]`; with `"auto"`, each worker
+    leases its own GPU from the agent of this machine.
     """
 
     max_workers: int = 4
-    #: How long a worker may be held.
+    #: Maximum time for which a task may use a worker.
     worker_timeout_secs: float = 300
-    #: MiB of host memory a worker may use, with everything it starts. None: as much as there is.
+    #: Maximum host memory in MiB of a worker and all processes it starts; `None` means unlimited.
     worker_memory_mb: Optional[float] = 2048
     devices: Union[List[str], str] = field(default_factory=lambda: ["cpu"])
-    #: Workers there are also when nobody wants one; as many as `max_workers`, unless said.
+    #: Workers that the pool keeps running while idle; `None` means `max_workers`.
     min_workers: Optional[int] = None
-    #: How long somebody waits for a worker.
+    #: Maximum wait for a worker.
     acquire_timeout_secs: float = 30
-    #: Processes and threads a worker may have at one time.
+    #: Maximum number of processes and threads of a worker at one time.
     worker_processes: Optional[int] = None
-    #: Processor time of one hold.
+    #: Maximum CPU time of a worker during one task.
     worker_cpu_secs: Optional[float] = None
-    #: How long a worker above `min_workers` may idle.
+    #: Idle time after which a worker above `min_workers` ends.
     idle_secs: float = 60
-    #: How long a worker may take to start.
+    #: Maximum time for the start of a worker.
     setup_timeout_secs: float = 300
-    #: How long a worker may take to finish what it is at when the pool is shut down.
+    #: Maximum time for a worker to finish its current work when the pool shuts down.
     clean_up_timeout_secs: float = 30
-    #: A file to which the audit trail is appended.
+    #: File to which the pool appends its audit trail.
     audit_file: Union[str, "os.PathLike[str]", None] = None
 
     def __post_init__(self) -> None:
         self.check()
 
     def check(self) -> None:
-        """Refuses what cannot be."""
+        """Raise a `ValueError` if a value is invalid."""
         for name in ("max_workers", "worker_timeout_secs", "worker_memory_mb", "acquire_timeout_secs",
                      "worker_processes", "worker_cpu_secs", "setup_timeout_secs"):  # fmt: skip
             _require(name, getattr(self, name), "positive", lambda value: value > 0)
@@ -69,15 +69,15 @@ class ResourceConfig:
             return
         names = list(devices)
         if not names or not all(isinstance(name, str) and name for name in names):
-            raise ValueError(f"devices must be one name or more, got {devices!r}")
+            raise ValueError(f"devices must have at least one name, got {devices!r}")
 
-    def _wish(self) -> dict[str, object]:
-        """As the native module wants it."""
-        least = self.max_workers if self.min_workers is None else self.min_workers
+    def _native_settings(self) -> dict[str, object]:
+        """Return the settings of the native pool."""
+        min_workers = self.max_workers if self.min_workers is None else self.min_workers
         memory, processes = self.worker_memory_mb, self.worker_processes
         return {
-            "max_workers": min(int(self.max_workers), _MOST),
-            "min_workers": min(int(least), _MOST),
+            "max_workers": min(int(self.max_workers), _UINT32_MAX),
+            "min_workers": min(int(min_workers), _UINT32_MAX),
             "worker_timeout_secs": float(self.worker_timeout_secs),
             "worker_memory_bytes": None if memory is None else int(memory * 2**20),
             "worker_processes": None if processes is None else int(processes),
@@ -92,10 +92,10 @@ class ResourceConfig:
         }
 
 
-def _require(name: str, value: object, allowed: str, is_so: Callable[[float], bool]) -> None:
+def _require(name: str, value: object, allowed: str, is_valid: Callable[[float], bool]) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    if not is_so(value):
+    if not is_valid(value):
         raise ValueError(f"{name} must be {allowed}, got {value}")

@@ -1,30 +1,30 @@
-"""What can go wrong with a resource pool, by what one can do about it."""
+"""Exceptions of resource pools."""
 
 from __future__ import annotations
 
 
 class WorkerError(Exception):
-    """Something about a worker, such as a result that cannot be sent; all others but `PoolClosedError` are one."""
+    """A worker failed, or its result cannot be sent; base class of all others except `PoolClosedError`."""
 
 
 class WorkerLimitError(WorkerError):
-    """A worker passed a limit, and was killed with everything it started."""
+    """A worker exceeded a limit and was killed with all processes it started."""
 
 
 class WorkerTimeoutError(WorkerLimitError):
-    """A worker was held for longer than it may be."""
+    """A task used a worker for longer than `worker_timeout_secs`."""
 
 
 class WorkerMemoryError(WorkerLimitError):
-    """A worker used more memory than it may."""
+    """A worker used more memory than `worker_memory_mb`."""
 
 
 class WorkerLostError(WorkerError):
-    """A worker died, was killed, or was given back before it was done."""
+    """A worker died, was killed, or was released before its work was done."""
 
 
 class WorkerStartError(WorkerError):
-    """There is no worker, and none can be started; the message says why."""
+    """No worker is running and none can be started; the message gives the reason."""
 
 
 class PoolClosedError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Inference of mechanisms by the workers of a pool."""
+"""Inference of causal mechanisms in the workers of a pool."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Callable, Dict, Optional
 from . import posterior
 from .pool import ResourcePool
 
-#: Gets a link, runs in the worker, and gives its posterior mean, or a dict with `posterior_mean` and whatever else is known.
+#: Function that runs in a worker with a link, and returns the posterior mean or a dict that contains `posterior_mean`.
 Sampler = Callable[[Any], Any]
 
 
 class BayesianInferenceEngine:
-    """Tells how likely the mechanism behind a causal link is, given its evidence.
+    """Estimates the probability of the mechanism behind a causal link from the link's evidence.
 
-    Each inference runs in a worker of the pool, under its limits. `sampler` replaces the model that is built in.
+    Each inference runs in a worker of the pool, under its limits. `sampler` replaces the built-in model.
     """
 
     def __init__(self, pool: ResourcePool, sampler: Optional[Sampler] = None) -> None:
@@ -24,11 +24,11 @@ class BayesianInferenceEngine:
         self.sampler = sampler
 
     async def infer_mechanism(self, link: Any) -> Dict[str, Any]:
-        """Infers one link: a dict, or an object with the same names as attributes.
+        """Infer the mechanism of a link: a dict, or an object with the same names as attributes.
 
-        The answer has `type`, `posterior_mean`, `necessity_test` (`passed`, `missing`), `device` and `worker_id`, and whatever
-        the sampler adds.
+        The result has `type`, `posterior_mean`, `necessity_test` (`passed`, `missing`), `device`, `worker_id` and the
+        further keys of the sampler's result.
         """
-        async with self.pool.acquire_worker(f"infer_{posterior.identity(link)}") as worker:
-            found = await worker.run(posterior.infer, link, self.sampler)
-            return {**found, "device": worker.device, "worker_id": worker.id}
+        async with self.pool.acquire_worker(f"infer_{posterior.link_id(link)}") as worker:
+            result = await worker.run(posterior.infer, link, self.sampler)
+            return {**result, "device": worker.device, "worker_id": worker.id}

@@ -1,4 +1,4 @@
-"""The pool of workers."""
+"""Pool of worker processes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Awaitable, Generator, List, Optional, Type
 
-from .. import _calls, _native, _program
+from .. import _function_worker, _native, _worker_program
 from .config import ResourceConfig
-from .holding import Holding
+from .acquisition import WorkerAcquisition
 
 
 class ResourcePool:
-    """Worker processes that are handed out one by one, first come first served.
+    """Pool of worker processes; tasks acquire workers in first-in, first-out order.
 
-    It can be made outside of a loop, and be used by several. It ends with `shutdown()`, at the end of `async with` or `with`,
-    when nobody has it any more, and with the program; no process is left then. A forked child cannot use it.
+    A pool can be created without an event loop and used by several. It ends with `shutdown()`, at the end of `async with` or
+    `with`, when it is garbage-collected, and at program exit; all its processes end with it. A forked child cannot use it.
     """
 
     def __init__(self, config: Optional[ResourceConfig] = None) -> None:
         self.config = ResourceConfig() if config is None else config
         self.config.check()
-        _program.check_not_imported("a resource pool")
-        program = _program.Program(_calls.start)
+        _worker_program.check_not_loading_main("a resource pool")
+        program = _worker_program.WorkerProgram(_function_worker.start_worker)
         self._native = _native.ResourcePool(
             {
-                **self.config._wish(),
+                **self.config._native_settings(),
                 "program": program.arguments,
                 "settings": program.settings,
                 "helper": program.helper,
@@ -36,44 +36,44 @@ class ResourcePool:
         )
         self._close = weakref.finalize(self, self._native.close)
 
-    def acquire_worker(self, task_id: str) -> Holding:
-        """`async with pool.acquire_worker(task_id) as worker:` waits in line, and gives the worker back at the end.
+    def acquire_worker(self, task_id: str) -> WorkerAcquisition:
+        """Return a context manager that acquires a worker: `async with pool.acquire_worker(task_id) as worker:`.
 
-        Who waits for too long gets an `asyncio.TimeoutError`. A limit that is passed interrupts the block, which then
-        raises `WorkerTimeoutError` or `WorkerMemoryError`.
+        The wait for a worker raises `asyncio.TimeoutError` after `acquire_timeout_secs`. An exceeded limit interrupts the
+        block, which then raises `WorkerTimeoutError` or `WorkerMemoryError`.
         """
-        return Holding(self._native, str(task_id))
+        return WorkerAcquisition(self._native, str(task_id))
 
     def get_pool_status(self) -> dict[str, Any]:
-        """How it stands now. Available are all that nobody has; `ready_workers` of them run, the others are being started."""
+        """Return the current state. `ready_workers` of the `available_workers` run; the others are being started."""
         status: dict[str, Any] = self._native.status()
         is_failing = status["failure"] is not None
-        free = status["ready_workers"] if is_failing else status["total_workers"] - status["active_tasks"]
+        available_workers = status["ready_workers"] if is_failing else status["total_workers"] - status["active_tasks"]
         return {
             **status,
-            "available_workers": free,
+            "available_workers": available_workers,
             "worker_timeout_secs": self.config.worker_timeout_secs,
             "worker_memory_mb": self.config.worker_memory_mb,
         }
 
     def audit(self) -> List[AuditEntry]:
-        """The last 10,000 holds, in the order they began."""
-        return [AuditEntry._of(entry) for entry in self._native.audit()]
+        """Return the last 10,000 acquisitions, in the order of their start."""
+        return [AuditEntry._from_native(entry) for entry in self._native.audit()]
 
     async def ready(self) -> None:
-        """Waits until `min_workers` are set up, or says why none can be."""
+        """Wait until `min_workers` workers are set up; raise an error if none can be."""
         await self._native.ready()
 
     def shutdown(self) -> Awaitable[None]:
-        """Ends it: who waits is told, and workers finish what they are at. Begun at the call; awaited, it is over.
+        """Shut the pool down: waiting tasks get an error, and workers finish their current work.
 
-        Without a running loop it is over when the call comes back.
+        The call starts the shutdown; await the result to wait for its end. Without a running loop the call itself waits.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             self._native.shutdown_blocking()
-            return _Over()
+            return _CompletedShutdown()
         return self._native.shutdown()
 
     async def __aenter__(self) -> ResourcePool:
@@ -95,22 +95,22 @@ class ResourcePool:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """Who held which worker, when, and how it ended."""
+    """Task that used a worker, with its times and its outcome."""
 
     task_id: str
     worker_id: int
     device: str
     pid: int
-    #: Seconds since 1970.
+    #: Unix time in seconds.
     acquired_at: float
     ended_at: Optional[float]
-    #: released, timeout, memory, excess, killed, lost, abandoned (given back at work), closed; None while it is held.
+    #: released, timeout, memory, excess, killed, lost, abandoned (released during its work) or closed; `None` if not ended.
     outcome: Optional[str]
-    #: More about it.
+    #: Details of the outcome.
     detail: Optional[str]
 
     @classmethod
-    def _of(cls, entry: dict[str, Any]) -> AuditEntry:
+    def _from_native(cls, entry: dict[str, Any]) -> AuditEntry:
         ended = entry.get("ended") or {}
         return cls(
             task_id=entry["task_id"],
@@ -124,8 +124,8 @@ class AuditEntry:
         )
 
 
-class _Over:
-    """Awaited, it is over at once."""
+class _CompletedShutdown:
+    """Awaitable that is already done."""
 
     def __await__(self) -> Generator[None, None, None]:
         return

@@ -1,4 +1,4 @@
-"""A worker somebody has."""
+"""Worker of a resource pool, while a task uses it."""
 
 from __future__ import annotations
 
@@ -6,75 +6,76 @@ from typing import Any, Callable, List, Optional, TypeVar
 
 from .._native import HeldWorker
 from .errors import WorkerLimitError
-from .limit import Limit
+from .limit_watcher import LimitWatcher
 
 Result = TypeVar("Result")
 
 
 class Worker:
-    """A worker process, from `acquire_worker` until it is given back."""
+    """Worker process, from `acquire_worker` until its release."""
 
-    def __init__(self, held: HeldWorker, task_id: str, limit: Optional[Limit]) -> None:
-        self._held = held
-        self._limit = limit
-        #: Who holds it.
+    def __init__(self, native_worker: HeldWorker, task_id: str, limit_watcher: Optional[LimitWatcher]) -> None:
+        self._native_worker = native_worker
+        self._limit_watcher = limit_watcher
+        #: Task that uses the worker.
         self.task_id = task_id
-        #: Its number, the same for all that ever take its place.
-        self.id: int = held.id
-        #: What it works on.
-        self.device: str = held.device
-        #: The leased GPUs it has, by their numbers on this machine.
-        self.gpu_ids: List[int] = held.gpu_ids
-        #: Its process.
-        self.pid: int = held.pid
-        self._is_told = False
+        #: Number of the worker; a replacement keeps it.
+        self.id: int = native_worker.id
+        #: Device of the worker, such as `cpu` or `cuda:0`.
+        self.device: str = native_worker.device
+        #: Numbers of the worker's leased GPUs on this machine.
+        self.gpu_ids: List[int] = native_worker.gpu_ids
+        #: Process id of the worker.
+        self.pid: int = native_worker.pid
+        self._raised_limit_error = False
 
     async def run(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Runs the function in the worker's process, and gives what it returns or raises what it raises.
+        """Run the function in the worker's process. Return its result, or raise its exception.
 
-        Several calls are done one after the other. One that is cancelled goes on in the worker, if it was begun.
+        Calls run one after the other. A cancelled call that has begun continues in the worker.
         """
         work = (function, args, kwargs)
-        if self._limit is None:
-            return self._value(await self._held.run(work))  # type: ignore[no-any-return]
-        is_ours = self._limit.enter_run()
-        passed: Optional[WorkerLimitError] = None
+        if self._limit_watcher is None:
+            return self._unpack_result(await self._native_worker.run(work))  # type: ignore[no-any-return]
+        is_ours = self._limit_watcher.enter_run()
+        exceeded: Optional[WorkerLimitError] = None
         try:
-            return self._value(await self._held.run(work))  # type: ignore[no-any-return]
+            return self._unpack_result(await self._native_worker.run(work))  # type: ignore[no-any-return]
         except WorkerLimitError as error:
-            passed = error
+            exceeded = error
             raise
         finally:
-            self._limit.leave_run(is_ours, passed)
+            self._limit_watcher.leave_run(is_ours, exceeded)
 
     def run_sync(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """The same for a thread that waits, as in `with pool.acquire_worker(…) as worker:`."""
+        """Do the same as `run`, for code without an event loop (`with pool.acquire_worker(…) as worker:`)."""
         try:
-            return self._value(self._held.run_blocking((function, args, kwargs)))  # type: ignore[no-any-return]
+            result = self._native_worker.run_blocking((function, args, kwargs))
+            return self._unpack_result(result)  # type: ignore[no-any-return]
         except WorkerLimitError:
-            self._is_told = True
+            self._raised_limit_error = True
             raise
 
     def get_memory_usage_mb(self) -> float:
-        """MiB of host memory it uses now, with all it started."""
-        return (self._held.memory_usage() or 0) / 2**20
+        """Return the current host memory in MiB of the worker and all processes it started."""
+        return (self._native_worker.memory_usage() or 0) / 2**20
 
     def kill(self) -> None:
-        """Kills it, with all it started. It can do nothing any more; another takes its place."""
-        self._held.kill()
+        """Kill the worker and all processes it started. The pool replaces it."""
+        self._native_worker.kill()
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} on {self.device}, process {self.pid}>"
 
-    def _value(self, answer: bytes) -> Any:
-        value, error, traceback = self._held.unpack(answer)
+    def _unpack_result(self, result: bytes) -> Any:
+        value, error, traceback = self._native_worker.unpack(result)
         if error is not None:
             raise error from RemoteTraceback(traceback)
         return value
 
 
 class RemoteTraceback(Exception):
-    """Where in the worker it was raised."""
+    """Traceback of the exception in the worker."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -6,13 +6,13 @@ fn process(pid: u32) -> LeaseHolder {
     LeaseHolder::Process { pid, started: 1 }
 }
 
-fn holder_gone(lease: &LeaseBody, holder: LeaseHolder) -> Message {
-    Message::Report(NodeReport::HolderGone { lease: LeaseId(lease.id), holder })
+fn holder_gone(lease: &LeaseBody, holder: LeaseHolder) -> AuthorityMessage {
+    AuthorityMessage::Report(NodeReport::HolderGone { lease: LeaseId(lease.id), holder })
 }
 
 #[test]
 fn an_attachment_is_committed_or_refused_as_a_whole() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let token = lease.token.unwrap();
     let (stale, mut refused) = attach(&lease, token + 1, process(7));
@@ -22,14 +22,14 @@ fn an_attachment_is_committed_or_refused_as_a_whole() {
     let Ok(Reply::Lease(attached)) = committed.try_recv().unwrap() else { panic!("it was refused") };
     assert_eq!((attached.expires_at, attached.holder.is_some()), (None, true), "a watch in place of the ttl");
     let (other, mut forbidden) = attach(&lease, token, process(9));
-    let Message::Attach(attachment, _, reply) = other else { unreachable!() };
-    stage.receive(vec![Message::Attach(attachment, user("bob"), reply)]);
+    let AuthorityMessage::Attach(attachment, _, reply) = other else { unreachable!() };
+    stage.receive(vec![AuthorityMessage::Attach(attachment, user("bob"), reply)]);
     assert!(matches!(forbidden.try_recv().unwrap(), Err(Refusal::Forbidden(_))));
 }
 
 #[test]
 fn a_holder_that_was_replaced_ends_nothing() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     for pid in [7, 8] {
         let (message, _answer) = attach(&lease, lease.token.unwrap(), process(pid));
@@ -42,8 +42,8 @@ fn a_holder_that_was_replaced_ends_nothing() {
 }
 
 #[test]
-fn a_lease_that_nothing_runs_under_is_free_in_the_step_in_which_it_ends() {
-    let mut stage = Stage::new();
+fn the_devices_of_a_lease_without_processes_are_free_in_the_batch_of_its_end() {
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     stage.release(&lease);
     assert_eq!(stage.node.take_orders(), []);
@@ -51,8 +51,8 @@ fn a_lease_that_nothing_runs_under_is_free_in_the_step_in_which_it_ends() {
 }
 
 #[test]
-fn a_lease_with_a_control_group_is_free_when_its_node_says_so() {
-    let mut stage = Stage::new();
+fn the_devices_of_a_lease_with_a_control_group_are_free_when_its_node_reports_it_drained() {
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
     stage.receive(vec![message]);
@@ -60,13 +60,13 @@ fn a_lease_with_a_control_group_is_free_when_its_node_says_so() {
     let id = LeaseId(lease.id);
     assert_eq!(stage.node.take_orders(), [NodeOrder::End { lease: id, taken_back: false, awaited: true }]);
     assert_eq!(stage.request("alice").state, LeaseState::Queued);
-    stage.receive(vec![Message::Report(NodeReport::Drained { lease: id })]);
+    stage.receive(vec![AuthorityMessage::Report(NodeReport::Drained { lease: id })]);
     assert_eq!(stage.state(lease.id + 1), LeaseState::Active);
 }
 
 #[test]
 fn a_lease_that_is_attached_and_released_in_one_batch_is_ended_by_its_node() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (attach, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
     let (release, _released) = asked("alice", PoolCommand::Release { lease: LeaseId(lease.id) });
@@ -77,7 +77,7 @@ fn a_lease_that_is_attached_and_released_in_one_batch_is_ended_by_its_node() {
 
 #[test]
 fn orders_that_a_node_cannot_take_are_sent_later_and_in_order() {
-    let mut stage = Stage::new();
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Cgroup("/jobs/1".into()));
     stage.receive(vec![message]);
@@ -92,8 +92,8 @@ fn orders_that_a_node_cannot_take_are_sent_later_and_in_order() {
 }
 
 #[test]
-fn after_a_restart_the_node_is_fenced_and_asked_before_devices_are_free() {
-    let mut stage = Stage::new();
+fn after_a_restart_the_node_is_fenced_and_ends_leases_before_devices_are_free() {
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), process(7));
     stage.receive(vec![message]);
@@ -108,8 +108,8 @@ fn after_a_restart_the_node_is_fenced_and_asked_before_devices_are_free() {
 }
 
 #[test]
-fn after_a_restart_a_connection_has_a_grace_to_come_back() {
-    let mut stage = Stage::new();
+fn after_a_restart_a_connection_has_a_grace_to_reconnect() {
+    let mut stage = AuthorityStage::new();
     let lease = stage.take();
     let (message, _answer) = attach(&lease, lease.token.unwrap(), LeaseHolder::Connection);
     stage.receive(vec![message]);

@@ -1,4 +1,4 @@
-//! Following leases: a call keeps its leases in the queue, and is answered once.
+//! Following leases: a call extends the patience of its leases, and gets one reply.
 
 use gpupool_api::lease::FollowResponse;
 use gpupool_core::limits::WAITER_PATIENCE;
@@ -8,7 +8,7 @@ use crate::authority::StoreState;
 
 const LATER: PoolTime = PoolTime(u64::MAX - 1);
 
-fn followed(answer: &mut Answer) -> FollowResponse {
+fn followed(answer: &mut ReplyReceiver) -> FollowResponse {
     match answer.try_recv().expect("an answer") {
         Ok(Reply::Followed(followed)) => followed,
         other => panic!("{other:?}"),
@@ -16,8 +16,8 @@ fn followed(answer: &mut Answer) -> FollowResponse {
 }
 
 #[test]
-fn a_call_keeps_all_its_leases_in_the_queue_while_it_waits_and_no_longer() {
-    let mut stage = Stage::new();
+fn a_call_extends_the_patience_of_all_its_leases_while_it_waits() {
+    let mut stage = AuthorityStage::new();
     stage.take();
     let waiting: Vec<u64> = (0..100).map(|_| stage.request("alice").id).collect();
     let alone = stage.request("alice").id;
@@ -25,7 +25,7 @@ fn a_call_keeps_all_its_leases_in_the_queue_while_it_waits_and_no_longer() {
     stage.pass(Millis(10 * WAITER_PATIENCE.0));
     assert_eq!(stage.state(alone), LeaseState::Expired, "no call follows it");
     assert!(waiting.iter().all(|lease| stage.state(*lease) == LeaseState::Queued));
-    assert!(answer.try_recv().is_err(), "there was nothing to tell");
+    assert!(answer.try_recv().is_err(), "nothing changed");
     drop(answer);
     stage.pass(Millis(2 * WAITER_PATIENCE.0));
     assert!(waiting.iter().all(|lease| stage.state(*lease) == LeaseState::Expired), "the client hung up");
@@ -33,8 +33,8 @@ fn a_call_keeps_all_its_leases_in_the_queue_while_it_waits_and_no_longer() {
 }
 
 #[test]
-fn an_answer_at_once_keeps_them_too() {
-    let mut stage = Stage::new();
+fn an_immediate_reply_extends_their_patience_too() {
+    let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id, stage.request("alice").id];
     for _ in 0..5 {
@@ -45,8 +45,8 @@ fn an_answer_at_once_keeps_them_too() {
 }
 
 #[test]
-fn a_call_is_answered_when_its_time_is_over() {
-    let mut stage = Stage::new();
+fn a_call_gets_its_reply_at_its_deadline() {
+    let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id];
     let until = stage.now.after(Millis(5_000));
@@ -60,8 +60,8 @@ fn a_call_is_answered_when_its_time_is_over() {
 }
 
 #[test]
-fn leases_that_leave_the_queue_together_are_told_together_and_in_the_order_asked_for() {
-    let mut stage = Stage::new();
+fn leases_that_leave_the_queue_together_are_listed_together_in_the_order_of_the_call() {
+    let mut stage = AuthorityStage::new();
     let held = stage.take();
     let [first, second, third] = std::array::from_fn(|_| stage.request("alice").id);
     let mut answer = stage.follow("alice", &[third, second, first], LATER);
@@ -75,8 +75,8 @@ fn leases_that_leave_the_queue_together_are_told_together_and_in_the_order_asked
 }
 
 #[test]
-fn leases_of_others_are_unknown_and_not_kept() {
-    let mut stage = Stage::new();
+fn leases_of_other_owners_are_unknown_and_stay_impatient() {
+    let mut stage = AuthorityStage::new();
     stage.take();
     let (hers, his) = (stage.request("alice").id, stage.request("bob").id);
     for _ in 0..3 {
@@ -88,8 +88,8 @@ fn leases_of_others_are_unknown_and_not_kept() {
 }
 
 #[test]
-fn a_request_that_waits_is_one_message_with_one_answer() {
-    let mut stage = Stage::new();
+fn a_waiting_request_is_one_message_with_one_reply() {
+    let mut stage = AuthorityStage::new();
     let held = stage.take();
     let call = stage.next_call();
     let (message, mut answer) = request("alice", None, Some((call, LATER)));
@@ -104,15 +104,15 @@ fn a_request_that_waits_is_one_message_with_one_answer() {
 }
 
 #[test]
-fn a_client_that_hangs_up_gives_its_request_up_unless_a_key_leads_back_to_it() {
+fn a_client_that_hangs_up_abandons_its_request_unless_it_has_a_key() {
     for (key, expected) in [(None, LeaseState::Released), (Some("key"), LeaseState::Queued)] {
-        let mut stage = Stage::new();
+        let mut stage = AuthorityStage::new();
         let held = stage.take();
         let call = stage.next_call();
         let (message, answer) = request("alice", key, Some((call, LATER)));
         stage.receive(vec![message]);
         drop(answer);
-        stage.receive(vec![Message::HungUp(call)]);
+        stage.receive(vec![AuthorityMessage::HungUp(call)]);
         stage.receive(Vec::new());
         assert_eq!(stage.state(held.id + 1), expected, "{key:?}");
         // As well when it hangs up while the batch of its request is committed.
@@ -126,20 +126,20 @@ fn a_client_that_hangs_up_gives_its_request_up_unless_a_key_leads_back_to_it() {
 }
 
 #[test]
-fn when_the_agent_stops_every_call_is_answered() {
-    let mut stage = Stage::new();
+fn when_the_agent_stops_every_call_gets_a_reply() {
+    let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id];
     let mut before = stage.follow("alice", &waiting, LATER);
-    stage.receive(vec![Message::AnswerCalls]);
+    stage.receive(vec![AuthorityMessage::ReplyToCalls]);
     assert_eq!(followed(&mut before), FollowResponse::default());
     assert_eq!(followed(&mut stage.follow("alice", &waiting, LATER)), FollowResponse::default());
     assert_eq!(stage.state(waiting[0]), LeaseState::Queued, "its place stays");
 }
 
 #[test]
-fn while_the_store_is_broken_nothing_is_told() {
-    let mut stage = Stage::new();
+fn while_the_store_is_broken_every_call_is_refused() {
+    let mut stage = AuthorityStage::new();
     stage.take();
     let waiting = [stage.request("alice").id];
     let mut before = stage.follow("alice", &waiting, LATER);

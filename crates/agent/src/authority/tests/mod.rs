@@ -2,9 +2,13 @@
 
 mod attaching;
 mod following;
+mod holders;
+mod housekeeping;
+mod hung_disk;
 mod publishing;
 
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use gpupool_api::RequestBody;
@@ -16,20 +20,20 @@ use gpupool_core::{
 use gpupool_store::{ClockReading, LeaseStore, MemoryDisk, TokenOwners};
 use tokio::sync::oneshot;
 
-use super::handle::{Asked, CallId, FollowCall, Message, Refusal, Reply};
-use super::{AuthoritySpec, AuthorityThread};
+use super::handle::{AuthorityMessage, CallId, CallerCommand, FollowCall, Refusal, Reply};
+use super::{Authority, AuthoritySpec, AuthorityThread};
 use crate::events::Events;
 use crate::identity::{Caller, Role};
 use crate::messages::{DeviceSample, LeaseAttachment, NodeLink, NodeOrder, NodeReport, NodeSample, test_facts};
 use crate::metrics::Metrics;
 
-type Answer = oneshot::Receiver<Result<Reply, Refusal>>;
+type ReplyReceiver = oneshot::Receiver<Result<Reply, Refusal>>;
 
 /// A node that remembers its orders, and can be made to take none.
 #[derive(Clone, Default)]
-struct FakeNode(Arc<Mutex<(Vec<NodeOrder>, bool)>>);
+struct RecordingNode(Arc<Mutex<(Vec<NodeOrder>, bool)>>);
 
-impl NodeLink for FakeNode {
+impl NodeLink for RecordingNode {
     fn send(&mut self, order: NodeOrder) -> Result<(), NodeOrder> {
         let mut inner = self.0.lock().unwrap();
         if inner.1 {
@@ -44,7 +48,7 @@ impl NodeLink for FakeNode {
     }
 }
 
-impl FakeNode {
+impl RecordingNode {
     /// Returns the orders since the last call.
     fn take_orders(&self) -> Vec<NodeOrder> {
         std::mem::take(&mut self.0.lock().unwrap().0)
@@ -55,15 +59,15 @@ impl FakeNode {
     }
 }
 
-struct Stage {
+struct AuthorityStage {
     authority: AuthorityThread,
     disk: MemoryDisk,
-    node: FakeNode,
+    node: RecordingNode,
     now: PoolTime,
     calls: u64,
 }
 
-impl Stage {
+impl AuthorityStage {
     fn new() -> Self {
         let mut stage = Self::on(MemoryDisk::default());
         stage.sample(DeviceReading::idle(stage.now));
@@ -73,24 +77,8 @@ impl Stage {
 
     /// An authority that continues from the rows on a disk.
     fn on(disk: MemoryDisk) -> Self {
-        let store = disk.open();
-        let node = FakeNode::default();
-        let spec = AuthoritySpec {
-            rows: store.load().unwrap().rows,
-            store: Box::new(store),
-            tokens: TokenOwners::default(),
-            settings: PoolSettings {
-                drain: DrainMode::WhenGone { patience: Millis(30_000) },
-                ..PoolSettings::default()
-            },
-            policies: Policies::unlimited(),
-            links: vec![("node".into(), Box::new(node.clone()))],
-            waiters_per_owner: 1_000,
-            reconnect_grace: Millis(10_000),
-            real_processes: true,
-            events: Arc::new(Events::new("run".into())),
-            metrics: Arc::new(Metrics::new()),
-        };
+        let node = RecordingNode::default();
+        let spec = spec(&disk, &node);
         let now = PoolTime(1_000_000);
         let (authority, complaints) = AuthorityThread::new(spec, ClockReading { pool: now, wall: SystemTime::now() });
         assert!(complaints.is_empty(), "{complaints:?}");
@@ -102,23 +90,13 @@ impl Stage {
         Self::on(self.disk)
     }
 
-    fn receive(&mut self, messages: Vec<Message>) {
+    fn receive(&mut self, messages: Vec<AuthorityMessage>) {
         self.authority.process_batch(ClockReading { pool: self.now, wall: SystemTime::now() }, messages);
     }
 
     /// The node reports a reading of its GPU.
     fn sample(&mut self, reading: DeviceReading) {
-        let facts = test_facts(DeviceIdentity::Uuid("GPU-0".into()));
-        let device = DeviceSample {
-            gpu_id: GpuId(0),
-            facts: Arc::new(facts),
-            health: DeviceHealth::Healthy,
-            reading: Some(reading),
-        };
-        let labels = Default::default();
-        let node = NodeFacts { name: "node".into(), cpus: MilliCpus(1000), memory: Bytes::ZERO, labels };
-        let sample = NodeSample { node, devices: vec![device], links: Vec::new() };
-        self.receive(vec![Message::Report(NodeReport::Sampled(Box::new(sample)))]);
+        self.receive(vec![AuthorityMessage::Report(sampled(Some(reading)))]);
     }
 
     /// Time passes, as the thread would notice it while there are no messages.
@@ -149,8 +127,8 @@ impl Stage {
         answer.try_recv().unwrap()
     }
 
-    fn follow(&mut self, owner: &str, leases: &[u64], until: PoolTime) -> Answer {
-        let (reply, answer) = oneshot::channel();
+    fn follow(&mut self, owner: &str, leases: &[u64], until: PoolTime) -> ReplyReceiver {
+        let (reply, receiver) = oneshot::channel();
         let leases = leases.iter().copied().map(LeaseId).collect();
         let call = FollowCall {
             id: self.next_call(),
@@ -161,8 +139,8 @@ impl Stage {
             releases: false,
             reply,
         };
-        self.receive(vec![Message::Follow(call)]);
-        answer
+        self.receive(vec![AuthorityMessage::Follow(call)]);
+        receiver
     }
 
     fn next_call(&mut self) -> CallId {
@@ -181,28 +159,79 @@ impl Stage {
     }
 }
 
-fn asked(owner: &str, command: PoolCommand) -> (Message, Answer) {
-    let (reply, answer) = oneshot::channel();
-    (Message::Asked(Asked { command, caller: user(owner), wait_until: None, reply }), answer)
+/// Everything that an authority over one node starts with, on the rows of a disk.
+fn spec(disk: &MemoryDisk, node: &RecordingNode) -> AuthoritySpec {
+    let store = disk.open();
+    AuthoritySpec {
+        rows: store.load().unwrap().rows,
+        store: Box::new(store),
+        tokens: TokenOwners::default(),
+        settings: PoolSettings { drain: DrainMode::WhenGone { patience: Millis(30_000) }, ..PoolSettings::default() },
+        policies: Policies::unlimited(),
+        links: vec![("node".into(), Box::new(node.clone()))],
+        waiters_per_owner: 1_000,
+        reconnect_grace: Millis(10_000),
+        real_processes: true,
+        events: Arc::new(Events::new("run".into())),
+        metrics: Arc::new(Metrics::new()),
+    }
+}
+
+/// Starts an authority with its thread on a disk in memory. The disk makes its commits fail or hang.
+pub(crate) fn start_in_memory(disk: &MemoryDisk) -> (Authority, JoinHandle<()>) {
+    let (authority, thread, complaints) = super::start(spec(disk, &RecordingNode::default())).unwrap();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    (authority, thread)
+}
+
+/// Lets a future begin, which must not be ready yet.
+async fn poll_once<T>(future: &mut (impl Future<Output = T> + Unpin)) {
+    tokio::select! {
+        biased;
+        _ = future => panic!("it is ready"),
+        () = std::future::ready(()) => {}
+    }
+}
+
+/// The report of a node with one GPU.
+pub(crate) fn sampled(reading: Option<DeviceReading>) -> NodeReport {
+    let facts = Arc::new(test_facts(DeviceIdentity::Uuid("GPU-0".into())));
+    let device = DeviceSample { gpu_id: GpuId(0), facts, health: DeviceHealth::Healthy, reading };
+    let labels = Default::default();
+    let node = NodeFacts { name: "node".into(), cpus: MilliCpus(1000), memory: Bytes::ZERO, labels };
+    NodeReport::Sampled(Box::new(NodeSample { node, devices: vec![device], links: Vec::new() }))
+}
+
+/// The command that requests one GPU.
+pub(crate) fn request_command(owner: &str, key: Option<&str>) -> PoolCommand {
+    let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
+    PoolCommand::Request { request: Arc::new(Request::try_from(body).unwrap()), key: key.map(Into::into) }
+}
+
+fn asked(owner: &str, command: PoolCommand) -> (AuthorityMessage, ReplyReceiver) {
+    let (reply, receiver) = oneshot::channel();
+    (AuthorityMessage::Command(CallerCommand { command, caller: user(owner), wait_until: None, reply }), receiver)
 }
 
 /// A request for the GPU, with an idempotency key or a time until which its answer may wait.
-fn request(owner: &str, key: Option<&str>, wait_until: Option<(CallId, PoolTime)>) -> (Message, Answer) {
-    let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
-    let request = Arc::new(Request::try_from(body).unwrap());
-    let command = PoolCommand::Request { request, key: key.map(Into::into) };
-    let (reply, answer) = oneshot::channel();
-    (Message::Asked(Asked { command, caller: user(owner), wait_until, reply }), answer)
+fn request(
+    owner: &str,
+    key: Option<&str>,
+    wait_until: Option<(CallId, PoolTime)>,
+) -> (AuthorityMessage, ReplyReceiver) {
+    let command = request_command(owner, key);
+    let (reply, receiver) = oneshot::channel();
+    (AuthorityMessage::Command(CallerCommand { command, caller: user(owner), wait_until, reply }), receiver)
 }
 
-fn user(owner: &str) -> Caller {
+pub(crate) fn user(owner: &str) -> Caller {
     Caller { owner: owner.into(), role: Role::User, uid: None }
 }
 
-fn attach(lease: &LeaseBody, token: u64, holder: LeaseHolder) -> (Message, Answer) {
-    let (reply, answer) = oneshot::channel();
+fn attach(lease: &LeaseBody, token: u64, holder: LeaseHolder) -> (AuthorityMessage, ReplyReceiver) {
+    let (reply, receiver) = oneshot::channel();
     let has_cgroup = matches!(holder, LeaseHolder::Cgroup(_));
     let attachment =
         LeaseAttachment { lease: LeaseId(lease.id), token: Token(token), holder, has_process: true, has_cgroup };
-    (Message::Attach(attachment, user("alice"), reply), answer)
+    (AuthorityMessage::Attach(attachment, user("alice"), reply), receiver)
 }

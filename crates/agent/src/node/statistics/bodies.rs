@@ -1,7 +1,7 @@
-//! The bodies of the statistics routes, of what is known after a round.
+//! The bodies of the statistics routes, built from a round.
 //!
-//! Where the form has a number and the device tells none, the number is 0 and the field's name stands under
-//! `unsupported`. Used memory is what programs use; what the driver keeps is neither used nor free.
+//! A number that the device does not report is 0, and the name of its field stands under `unsupported`. Used memory is the
+//! memory of programs; memory that the driver reserves is neither used nor free.
 
 use std::collections::BTreeSet;
 
@@ -11,22 +11,22 @@ use gpupool_api::stats::{
 use gpupool_core::{Bytes, DeviceHealth, Percent};
 use gpupool_devices::{DetectedDevice, Milliwatts, Reported};
 
-use super::filter::{Filter, Visible};
-use super::round::{ListedDevice, Round};
+use super::filter::{DeviceFilter, VisibleDevices};
+use super::round::{ListedDevice, SamplingRound};
 
-/// The body of `GET /gpu/stats`.
-pub fn stats(round: &Round) -> StatsBody {
+/// Returns the body of `GET /gpu/stats`.
+pub fn stats(round: &SamplingRound) -> StatsBody {
     let gpus: Vec<GpuBody> = round.listed().map(|seen| gpu(seen, round)).collect();
     StatsBody {
         gpu_count: gpus.len(),
         gpus,
-        timestamp: round.told(round.read_at()),
+        timestamp: round.format_time(round.read_at()),
         stale: round.any_stale(),
         error: round.error(),
     }
 }
 
-/// The body of `GET /gpu/count`.
+/// Returns the body of `GET /gpu/count`.
 pub fn count(stats: &StatsBody) -> GpuCountBody {
     GpuCountBody {
         gpu_count: stats.gpu_count,
@@ -36,8 +36,8 @@ pub fn count(stats: &StatsBody) -> GpuCountBody {
     }
 }
 
-/// The body of `GET /gpu/summary`.
-pub fn summary(round: &Round, stats: &StatsBody) -> SummaryBody {
+/// Returns the body of `GET /gpu/summary`.
+pub fn summary(round: &SamplingRound, stats: &StatsBody) -> SummaryBody {
     let counted_once = counted_once(round);
     let sum = |of: fn(&GpuMemory) -> u64| {
         let counted = stats.gpus.iter().zip(&counted_once).filter(|(_, counts)| **counts);
@@ -59,8 +59,8 @@ pub fn summary(round: &Round, stats: &StatsBody) -> SummaryBody {
     }
 }
 
-/// The part of `GET /config` that is about which GPUs are listed.
-pub fn filtering(round: &Round, filter: &Filter, visible: &Visible) -> GpuFiltering {
+/// Returns the part of `GET /config` about the listed GPUs.
+pub fn filtering(round: &SamplingRound, filter: &DeviceFilter, visible: &VisibleDevices) -> GpuFiltering {
     let listed = round.listed().map(|seen| seen.gpu_id.0).collect::<Vec<_>>();
     GpuFiltering {
         cuda_visible_devices: filter.as_set().map(ToOwned::to_owned),
@@ -71,15 +71,15 @@ pub fn filtering(round: &Round, filter: &Filter, visible: &Visible) -> GpuFilter
     }
 }
 
-/// Which listed devices count for sums: not the instances of a GPU that is listed itself.
-fn counted_once(round: &Round) -> Vec<bool> {
+/// Returns for each listed device whether it counts in sums: not the instances of a GPU that is listed itself.
+fn counted_once(round: &SamplingRound) -> Vec<bool> {
     let is_cut = |seen: &&ListedDevice| !seen.found.takes_work();
     let cut: BTreeSet<_> = round.listed().filter(is_cut).filter_map(|seen| seen.found.pci).collect();
     let is_part = |found: &DetectedDevice| found.partition.is_some() && found.pci.is_some_and(|pci| cut.contains(&pci));
     round.listed().map(|seen| !is_part(&seen.found)).collect()
 }
 
-fn gpu(seen: &ListedDevice, round: &Round) -> GpuBody {
+fn gpu(seen: &ListedDevice, round: &SamplingRound) -> GpuBody {
     let found = &seen.found;
     let mut unsupported = Vec::new();
     let utilization_percent = match utilization(seen) {
@@ -98,7 +98,8 @@ fn gpu(seen: &ListedDevice, round: &Round) -> GpuBody {
         DeviceHealth::Unhealthy(why) => Some(why.to_string()),
         DeviceHealth::Healthy | DeviceHealth::Lost => None,
     };
-    let watts = |told| current(seen, told).map(|power: &Milliwatts| (power.as_number() * 100.0).round() / 100.0);
+    let watts =
+        |reported| current(seen, reported).map(|power: &Milliwatts| (power.as_number() * 100.0).round() / 100.0);
     GpuBody {
         gpu_id: seen.gpu_id.0,
         name: found.name.as_deref().unwrap_or("unknown GPU").to_owned(),
@@ -111,7 +112,7 @@ fn gpu(seen: &ListedDevice, round: &Round) -> GpuBody {
         health: health.to_owned(),
         health_reason,
         stale: round.is_stale(seen),
-        timestamp: round.told(seen.read_at),
+        timestamp: round.format_time(seen.read_at),
         asleep: found.asleep,
         unsupported,
     }
@@ -119,8 +120,8 @@ fn gpu(seen: &ListedDevice, round: &Round) -> GpuBody {
 
 fn memory(seen: &ListedDevice, unsupported: &mut Vec<String>) -> GpuMemory {
     let memory = &seen.found.memory;
-    let mib = |told| current(seen, told).map(|bytes: &Bytes| bytes.as_mib());
-    // How much a lost device has is still known; how much of it is in use is not.
+    let mib = |reported| current(seen, reported).map(|bytes: &Bytes| bytes.as_mib());
+    // The total of a lost device is still known, its use is not.
     let total = memory.total.value().copied();
     let used_by_programs = memory.used_by_programs();
     let used = current(seen, &used_by_programs).copied().zip(total).map(|(used, total)| used.min(total));
@@ -145,9 +146,9 @@ fn memory(seen: &ListedDevice, unsupported: &mut Vec<String>) -> GpuMemory {
     }
 }
 
-/// A value of a device that is there; what a lost one read before is not how it is now.
-pub(super) fn current<'a, T>(seen: &ListedDevice, told: &'a Reported<T>) -> Option<&'a T> {
-    told.value().filter(|_| !seen.is_lost())
+/// Returns a reported value, unless the device is lost: its last values are no longer valid.
+pub(super) fn current<'a, T>(seen: &ListedDevice, reported: &'a Reported<T>) -> Option<&'a T> {
+    reported.value().filter(|_| !seen.is_lost())
 }
 
 fn utilization(seen: &ListedDevice) -> Option<&Percent> {
@@ -169,7 +170,7 @@ fn in_short(gpu: &GpuBody) -> GpuSummary {
     }
 }
 
-/// What percentage `part` is of `whole`, with two digits; 0 of nothing.
+/// Returns the percentage of `part` in `whole`, with two digits; 0 if `whole` is 0.
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         return 0.0;

@@ -1,8 +1,8 @@
-//! What the statistics routes hand out, prepared once per reading.
+//! The responses of the statistics routes, prepared once per reading.
 //!
-//! The sampler publishes a [`Round`] after each reading and whenever a round passed without one; readers take bytes that
-//! are ready. A round that is not followed by another in time (the sampler hangs or is gone) is told as stale from then
-//! on: readers look at the clock, so old data is never passed off as fresh. There is no task or thread here.
+//! The sampler publishes a [`SamplingRound`] after each reading and after each round without one; readers take prepared
+//! bytes. A round without a successor in time (the sampler hangs or is gone) counts as stale from then on: readers check
+//! the clock, so old data never passes as fresh. There is no task or thread here.
 
 mod bodies;
 mod filter;
@@ -16,160 +16,166 @@ use gpupool_api::stats::{GpuFiltering, StatsBody, SummaryBody};
 use gpupool_core::{Millis, PoolTime};
 use serde::Serialize;
 
-pub use filter::{Filter, Visible};
-pub use round::{Health, ListedDevice, Round, Status};
+pub use filter::{DeviceFilter, VisibleDevices};
+pub use round::{HealthStatus, ListedDevice, SamplingRound, StatisticsHealth};
 
-use round::History;
+use round::ReadingHistory;
 
-/// The answer to a request: the HTTP status that fits, and the body as JSON.
+/// A prepared response: the HTTP status, and the body as JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prepared {
-    /// 200, or 503 where there is nothing to tell because reading failed.
+pub struct PreparedResponse {
+    /// 200, or 503 if there is no data because reading failed.
     pub status: u16,
     /// The body.
     pub body: Bytes,
 }
 
-/// What is told between two rounds.
+/// The statistics between two rounds.
 #[derive(Debug)]
-pub struct Current {
-    /// What is known.
-    pub round: Round,
+pub struct CurrentStatistics {
+    /// The round.
+    pub round: SamplingRound,
     /// The body of `/gpu/stats`.
     pub stats: StatsBody,
     /// The body of `/gpu/summary`.
     pub summary: SummaryBody,
-    prepared: [Prepared; 3],
-    /// Built when it is asked for: few ask, and it is long.
-    history: OnceLock<Prepared>,
+    prepared: [PreparedResponse; 3],
+    /// Built on demand: it is long and rarely needed.
+    history: OnceLock<PreparedResponse>,
 }
 
-/// The newest round, and the same told as stale should no other follow.
+/// The statistics of the newest round, and the same as stale should no other round follow.
 #[derive(Debug)]
-struct Published {
-    fresh: Arc<Current>,
+struct PublishedStatistics {
+    fresh: Arc<CurrentStatistics>,
     fresh_until: PoolTime,
-    stale: OnceLock<Arc<Current>>,
+    stale: OnceLock<Arc<CurrentStatistics>>,
 }
 
 /// The statistics of a node.
 #[derive(Debug)]
 pub struct Statistics {
-    filter: Filter,
+    filter: DeviceFilter,
     refresh: Millis,
     /// A lock rather than a channel: readers hold it for the copy of a pointer, the one writer once per round.
-    published: RwLock<Published>,
-    /// Only the writer, and whoever asks for history, take it.
-    kept: Mutex<History>,
+    published: RwLock<PublishedStatistics>,
+    /// Locked by the writer and by requests for history only.
+    history: Mutex<ReadingHistory>,
 }
 
 impl Statistics {
-    /// Statistics before the first reading, which are told as failed. `refresh` is how often rounds are published.
-    pub fn new(filter: Filter, refresh: Duration, max_history: usize) -> Self {
+    /// Returns statistics before the first reading, which count as failed. `refresh` is the time between two rounds.
+    pub fn new(filter: DeviceFilter, refresh: Duration, max_history: usize) -> Self {
         let refresh = Millis(u64::try_from(refresh.as_millis()).unwrap_or(u64::MAX).max(1));
         let clock = crate::clock::both();
-        let round =
-            Round { clock, devices: Vec::new(), sources: Vec::new(), answered_at: None, refresh, stopped: false };
-        let published = RwLock::new(Published::new(round));
-        Self { filter, refresh, published, kept: Mutex::new(History::new(max_history)) }
+        let round = SamplingRound {
+            clock,
+            devices: Vec::new(),
+            sources: Vec::new(),
+            answered_at: None,
+            refresh,
+            stopped: false,
+        };
+        let published = RwLock::new(PublishedStatistics::new(round));
+        Self { filter, refresh, published, history: Mutex::new(ReadingHistory::new(max_history)) }
     }
 
-    /// Tells this round from now on.
-    pub fn publish(&self, round: Round) {
-        lock(&self.kept).keep(&round);
+    /// Publishes a round.
+    pub fn publish(&self, round: SamplingRound) {
+        lock(&self.history).record_round(&round);
         // Made before the lock is taken, and the old one dropped after: readers wait for neither.
-        let new = Published::new(round);
+        let new = PublishedStatistics::new(round);
         let mut place = self.published.write().unwrap_or_else(PoisonError::into_inner);
         let old = std::mem::replace(&mut *place, new);
         drop(place);
         drop(old);
     }
 
-    /// `GET /gpu/stats`.
-    pub fn stats(&self) -> Prepared {
+    /// Returns the response of `GET /gpu/stats`.
+    pub fn stats(&self) -> PreparedResponse {
         self.with_current(|current| current.prepared[0].clone())
     }
 
-    /// `GET /gpu/count`.
-    pub fn count(&self) -> Prepared {
+    /// Returns the response of `GET /gpu/count`.
+    pub fn count(&self) -> PreparedResponse {
         self.with_current(|current| current.prepared[1].clone())
     }
 
-    /// `GET /gpu/summary`.
-    pub fn summary(&self) -> Prepared {
+    /// Returns the response of `GET /gpu/summary`.
+    pub fn summary(&self) -> PreparedResponse {
         self.with_current(|current| current.prepared[2].clone())
     }
 
-    /// `GET /gpu/history`.
-    pub fn history(&self) -> Prepared {
+    /// Returns the response of `GET /gpu/history`.
+    pub fn history(&self) -> PreparedResponse {
         let current = self.current();
-        let build = || prepare(current.status(), &lock(&self.kept).body(&current.round));
+        let build = || prepare(current.status(), &lock(&self.history).body(&current.round));
         current.history.get_or_init(build).clone()
     }
 
-    /// What is known now, for whoever needs more than the bodies.
-    pub fn current(&self) -> Arc<Current> {
+    /// Returns the current statistics.
+    pub fn current(&self) -> Arc<CurrentStatistics> {
         self.with_current(Arc::clone)
     }
 
-    /// How well the devices can be read.
-    pub fn health(&self) -> Health {
+    /// Returns how well the devices can be read.
+    pub fn health(&self) -> StatisticsHealth {
         round::health(&self.current().round, crate::clock::now())
     }
 
-    /// The part of `GET /config` that is about which GPUs are listed.
+    /// Returns the part of `GET /config` about the listed GPUs.
     pub fn gpu_filtering(&self) -> GpuFiltering {
         let current = self.current();
         bodies::filtering(&current.round, &self.filter, &self.visible(&current.round.devices))
     }
 
-    /// The filter of this service.
-    pub const fn filter(&self) -> &Filter {
+    /// Returns the filter of this service.
+    pub const fn filter(&self) -> &DeviceFilter {
         &self.filter
     }
 
-    /// How often rounds are published.
+    /// Returns the time between two rounds.
     pub const fn refresh(&self) -> Millis {
         self.refresh
     }
 
-    fn visible(&self, devices: &[ListedDevice]) -> Visible {
+    fn visible(&self, devices: &[ListedDevice]) -> VisibleDevices {
         let known: Vec<_> = devices.iter().map(|seen| (seen.gpu_id, &*seen.tracked.found)).collect();
         self.filter.among(&known)
     }
 
-    fn with_current<T>(&self, take: impl FnOnce(&Arc<Current>) -> T) -> T {
+    fn with_current<T>(&self, take: impl FnOnce(&Arc<CurrentStatistics>) -> T) -> T {
         let published = self.published.read().unwrap_or_else(PoisonError::into_inner);
         take(published.at(crate::clock::now()))
     }
 }
 
-impl Published {
-    fn new(round: Round) -> Self {
+impl PublishedStatistics {
+    fn new(round: SamplingRound) -> Self {
         let fresh_until = fresh_until(&round);
-        Self { fresh: Arc::new(Current::new(round)), fresh_until, stale: OnceLock::new() }
+        Self { fresh: Arc::new(CurrentStatistics::new(round)), fresh_until, stale: OnceLock::new() }
     }
 
-    fn at(&self, now: PoolTime) -> &Arc<Current> {
+    fn at(&self, now: PoolTime) -> &Arc<CurrentStatistics> {
         if now <= self.fresh_until {
             return &self.fresh;
         }
-        let stale = || Arc::new(Current::new(Round { stopped: true, ..self.fresh.round.clone() }));
+        let stale = || Arc::new(CurrentStatistics::new(SamplingRound { stopped: true, ..self.fresh.round.clone() }));
         self.stale.get_or_init(stale)
     }
 }
 
-/// Until when a round may be told as it is: while its oldest fresh reading is fresh, and in any case until the next
-/// round should have come, which tells each device's age by itself.
-fn fresh_until(round: &Round) -> PoolTime {
+/// Returns the time until which a round counts as fresh: while its oldest fresh reading is fresh, and at least until the
+/// next round is due, which judges each device's age anew.
+fn fresh_until(round: &SamplingRound) -> PoolTime {
     let readings = round.listed().filter(|seen| !round.is_stale(seen)).map(|seen| seen.read_at);
     let oldest = readings.min().or(round.answered_at).unwrap_or(round.clock.pool);
     let next = round.clock.pool.after(Millis(round.refresh.0.saturating_mul(3) / 2));
     round.stale_from(oldest).max(next)
 }
 
-impl Current {
-    fn new(round: Round) -> Self {
+impl CurrentStatistics {
+    fn new(round: SamplingRound) -> Self {
         let stats = bodies::stats(&round);
         let summary = bodies::summary(&round, &stats);
         let status = status(&round);
@@ -182,22 +188,22 @@ impl Current {
     }
 }
 
-fn status(round: &Round) -> u16 {
+fn status(round: &SamplingRound) -> u16 {
     if round.has_failed() { 503 } else { 200 }
 }
 
-fn prepare(status: u16, body: &impl Serialize) -> Prepared {
-    // Bodies hold numbers, texts and lists only, so this does not fail; if it did, that would not be an answer.
+fn prepare(status: u16, body: &impl Serialize) -> PreparedResponse {
+    // Bodies hold numbers, texts and lists only, so this does not fail.
     match serde_json::to_vec(body) {
-        Ok(body) => Prepared { status, body: body.into() },
+        Ok(body) => PreparedResponse { status, body: body.into() },
         Err(error) => {
             tracing::error!(%error, "statistics cannot be written as JSON");
-            Prepared { status: 500, body: Bytes::from_static(b"{}") }
+            PreparedResponse { status: 500, body: Bytes::from_static(b"{}") }
         }
     }
 }
 
-/// What is kept is whole after every step, so a panic elsewhere does not spoil it.
-fn lock(kept: &Mutex<History>) -> MutexGuard<'_, History> {
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks the history. It is whole after every step, so a panic elsewhere does not spoil it.
+fn lock(history: &Mutex<ReadingHistory>) -> MutexGuard<'_, ReadingHistory> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Everything that is known after a round of readings, how well the devices can be read, and the last readings of each.
+//! A round of readings, the health of devices and sources, and the history of readings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use gpupool_devices::{Milliwatts, SourceKind, SourceState, SourceStatus, Tracked
 
 use super::bodies::current;
 
-/// The most readings of one GPU that are kept, whatever is configured.
+/// The largest history of one GPU, also if more is configured.
 const HISTORY_READINGS: usize = 10_000;
 
 /// A tracked device with its processes.
@@ -34,31 +34,31 @@ impl Deref for ListedDevice {
 }
 
 impl ListedDevice {
-    /// Whether nothing of it can be read because it is not there.
+    /// Whether the device is lost, so that nothing can be read.
     pub fn is_lost(&self) -> bool {
         self.health == DeviceHealth::Lost
     }
 }
 
-/// Everything that is known after a round.
+/// Everything that is known after a round of readings.
 #[derive(Debug, Clone)]
-pub struct Round {
-    /// When it was put together, on both clocks.
+pub struct SamplingRound {
+    /// The instant at which it was put together, on both clocks.
     pub clock: gpupool_store::ClockReading,
     /// Every device, by number, listed or not.
     pub devices: Vec<ListedDevice>,
     /// Every source.
     pub sources: Vec<SourceStatus>,
-    /// When a source last answered, if only that there is nothing.
+    /// The time of the last reply of a source, also if it reported no device.
     pub answered_at: Option<PoolTime>,
-    /// How often devices are read.
+    /// The time between two rounds.
     pub refresh: Millis,
-    /// Set where nothing is read any more: whatever is known is stale.
+    /// Whether reading has stopped: all data is stale.
     pub stopped: bool,
 }
 
-impl Round {
-    /// Returns the devices that are there, listed or not.
+impl SamplingRound {
+    /// Returns the present devices, listed or not.
     pub fn present(&self) -> impl Iterator<Item = &ListedDevice> {
         self.devices.iter().filter(|device| device.is_present)
     }
@@ -68,7 +68,7 @@ impl Round {
         self.devices.iter().filter(|seen| seen.visible)
     }
 
-    /// Whether what was read of a device is too old to be passed off as fresh.
+    /// Whether the reading of a device is too old to count as fresh.
     pub fn is_stale(&self, seen: &ListedDevice) -> bool {
         self.stopped || self.is_old(seen.read_at)
     }
@@ -77,12 +77,12 @@ impl Round {
         self.clock.pool > self.stale_from(read_at)
     }
 
-    /// Until when a reading is fresh.
+    /// Returns the time from which a reading is stale.
     pub fn stale_from(&self, read_at: PoolTime) -> PoolTime {
         fresh_until(read_at, self.refresh)
     }
 
-    /// Whether any listed device that is there, or with none the last answer, is too old to be passed off as fresh.
+    /// Whether the reading of any listed, present device is stale; without such devices, whether the last reply is.
     pub fn any_stale(&self) -> bool {
         let mut there = self.listed().filter(|seen| !seen.is_lost()).peekable();
         if there.peek().is_none() {
@@ -91,24 +91,24 @@ impl Round {
         there.any(|seen| self.is_stale(seen))
     }
 
-    /// As of when everything that is listed was read: the oldest reading of a device that is there.
+    /// Returns the time of the oldest reading of a listed, present device.
     pub fn read_at(&self) -> PoolTime {
         let oldest = self.listed().filter(|seen| !seen.is_lost()).map(|seen| seen.read_at).min();
         oldest.or(self.answered_at).unwrap_or(self.clock.pool)
     }
 
-    /// Why devices could not be read, where they could not.
+    /// Returns the reasons why devices could not be read, if any.
     pub fn error(&self) -> Option<String> {
         let troubles: Vec<String> = self.sources.iter().filter_map(SourceStatus::problem).collect();
         (!troubles.is_empty()).then(|| troubles.join("; "))
     }
 
-    /// Whether there is nothing to tell because reading failed, rather than because there is no device.
+    /// Whether there is no data because reading failed, rather than because there is no device.
     pub fn has_failed(&self) -> bool {
         self.devices.is_empty() && (self.error().is_some() || self.answered_at.is_none())
     }
 
-    /// Whether devices of NVIDIA can be read, by whatever source.
+    /// Whether devices of NVIDIA can be read by any source.
     pub fn reads_nvidia(&self) -> bool {
         let of_nvidia = |source: &SourceStatus| match source.kind {
             SourceKind::Nvml | SourceKind::NvidiaSmi => true,
@@ -117,30 +117,30 @@ impl Round {
         !self.stopped && self.sources.iter().any(|source| source.is_ready() && of_nvidia(source))
     }
 
-    /// A time of the pool for people and programs.
-    pub fn told(&self, time: PoolTime) -> String {
+    /// Formats a time of the pool.
+    pub fn format_time(&self, time: PoolTime) -> String {
         crate::clock::iso_of(time, self.clock)
     }
 }
 
-// How well the devices can be read: what `GET /health` says of them.
+// The health of devices and sources, as `GET /health` reports it.
 //
-// Healthy: every source that is on this machine answers, and every listed device is well; no GPU at all is healthy too.
-// Unhealthy: there is something to read and none of it can be. Degraded: anything between.
+// Healthy: every source of this machine responds, and every listed device is healthy; a machine without GPUs is healthy.
+// Unhealthy: there are devices and none can be read. Degraded: anything between.
 
-/// The short answer.
+/// The health in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Status {
-    /// Nothing is wrong.
+pub enum HealthStatus {
+    /// There are no problems.
     Healthy,
     /// Some devices or sources fail, or readings are stale.
     Degraded,
-    /// Nothing can be read though there is something to read.
+    /// There are devices, and none can be read.
     Unhealthy,
 }
 
-impl Status {
-    /// As the contract spells it.
+impl HealthStatus {
+    /// Returns the published name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -150,57 +150,57 @@ impl Status {
     }
 }
 
-/// How well the devices can be read.
+/// The health of devices and sources.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Health {
-    /// The short answer.
-    pub status: Status,
-    /// Whether NVIDIA devices can be read, by whatever source.
+pub struct StatisticsHealth {
+    /// The health in one word.
+    pub status: HealthStatus,
+    /// Whether NVIDIA devices can be read by any source.
     pub nvidia_smi_available: bool,
-    /// When the reading that is told was taken.
+    /// The time of the reading.
     pub timestamp: String,
-    /// What is wrong, for people.
+    /// The problems, for people.
     pub problems: Vec<String>,
-    /// Where readings come from.
+    /// The sources of readings.
     pub sources: Vec<SourceHealth>,
-    /// Seconds since the last answer of a source; `None` before the first.
+    /// The seconds since the last reply of a source; `None` before the first.
     pub reading_age_secs: Option<f64>,
 }
 
-/// How well devices can be read after a round, at `now`.
-pub fn health(round: &Round, now: PoolTime) -> Health {
+/// Returns the health after a round, at `now`.
+pub fn health(round: &SamplingRound, now: PoolTime) -> StatisticsHealth {
     let mut problems: Vec<String> = round.sources.iter().filter_map(SourceStatus::problem).collect();
-    problems.extend(round.listed().filter_map(|seen| complaint(seen, round)));
+    problems.extend(round.listed().filter_map(|seen| problem_of(seen, round)));
     if round.stopped {
-        problems.push("readings are overdue: everything told is old".to_owned());
+        problems.push("readings are overdue: all data is old".to_owned());
     }
-    Health {
+    StatisticsHealth {
         status: status(round, &problems),
         nvidia_smi_available: round.reads_nvidia(),
-        timestamp: round.told(round.read_at()),
+        timestamp: round.format_time(round.read_at()),
         problems,
         sources: round.sources.iter().map(source).collect(),
         reading_age_secs: round.answered_at.map(|at| now.since(at).0 as f64 / 1000.0),
     }
 }
 
-fn status(round: &Round, problems: &[String]) -> Status {
+fn status(round: &SamplingRound, problems: &[String]) -> HealthStatus {
     if problems.is_empty() {
-        return Status::Healthy;
+        return HealthStatus::Healthy;
     }
     let answers =
         |seen: &ListedDevice| round.sources.iter().any(|source| source.kind == seen.source && source.is_ready());
     let any_readable = round.listed().any(|seen| !seen.is_lost() && answers(seen));
-    if any_readable { Status::Degraded } else { Status::Unhealthy }
+    if any_readable { HealthStatus::Degraded } else { HealthStatus::Unhealthy }
 }
 
-fn complaint(seen: &ListedDevice, round: &Round) -> Option<String> {
+fn problem_of(seen: &ListedDevice, round: &SamplingRound) -> Option<String> {
     let name = seen.found.name.as_deref().unwrap_or("unknown GPU");
     match &seen.health {
         DeviceHealth::Lost => Some(format!("GPU {} ({name}) is lost", seen.gpu_id)),
         DeviceHealth::Unhealthy(why) => Some(format!("GPU {} ({name}): {why}", seen.gpu_id)),
         DeviceHealth::Healthy if round.is_stale(seen) && !round.stopped => {
-            Some(format!("GPU {} ({name}) was last read at {}", seen.gpu_id, round.told(seen.read_at)))
+            Some(format!("GPU {} ({name}) was last read at {}", seen.gpu_id, round.format_time(seen.read_at)))
         }
         DeviceHealth::Healthy => None,
     }
@@ -215,20 +215,18 @@ fn source(source: &SourceStatus) -> SourceHealth {
     SourceHealth { name: source.kind.name().to_owned(), available: source.is_ready(), error }
 }
 
-// The last readings of each GPU, in a ring.
-
-/// The last readings of every GPU.
+/// The last readings of every GPU, in a ring for each.
 #[derive(Debug)]
-pub struct History {
+pub struct ReadingHistory {
     most: usize,
-    rings: BTreeMap<GpuId, VecDeque<Past>>,
+    rings: BTreeMap<GpuId, VecDeque<HistoryReading>>,
 }
 
-/// What a GPU read at a time.
+/// The reading of a GPU at one time.
 #[derive(Debug, Clone)]
-struct Past {
+struct HistoryReading {
     at: PoolTime,
-    /// When that was for people then: the wall clock may be set meanwhile.
+    /// The same on the wall clock of that time: the clock may be set later.
     wall: std::time::SystemTime,
     memory_used: Option<Bytes>,
     utilization: Option<Percent>,
@@ -236,40 +234,40 @@ struct Past {
     power: Option<Milliwatts>,
 }
 
-impl History {
-    /// Keeps so many readings of each GPU, within [`HISTORY_READINGS`].
+impl ReadingHistory {
+    /// Returns an empty history of so many readings of each GPU, within [`HISTORY_READINGS`].
     pub fn new(most: usize) -> Self {
         Self { most: most.min(HISTORY_READINGS), rings: BTreeMap::new() }
     }
 
-    /// Keeps what was read anew.
-    pub fn keep(&mut self, round: &Round) {
+    /// Adds the new readings of a round.
+    pub fn record_round(&mut self, round: &SamplingRound) {
         for seen in round.listed() {
             let ring = self.rings.entry(seen.gpu_id).or_default();
             if ring.back().is_some_and(|last| last.at >= seen.read_at) {
                 continue;
             }
-            ring.push_back(past(seen, round));
+            ring.push_back(history_reading(seen, round));
             while ring.len() > self.most {
                 ring.pop_front();
             }
         }
     }
 
-    /// The body of `GET /gpu/history`.
-    pub fn body(&self, round: &Round) -> GpuHistoryBody {
+    /// Returns the body of `GET /gpu/history`.
+    pub fn body(&self, round: &SamplingRound) -> GpuHistoryBody {
         let gpu = |seen: &ListedDevice| GpuReadings {
             gpu_id: seen.gpu_id.0,
             name: seen.found.name.as_deref().unwrap_or("unknown GPU").to_owned(),
-            readings: self.rings.get(&seen.gpu_id).into_iter().flatten().map(told).collect(),
+            readings: self.rings.get(&seen.gpu_id).into_iter().flatten().map(past_reading).collect(),
         };
         GpuHistoryBody { max_history: self.most, gpus: round.listed().map(gpu).collect() }
     }
 }
 
-fn past(seen: &ListedDevice, round: &Round) -> Past {
+fn history_reading(seen: &ListedDevice, round: &SamplingRound) -> HistoryReading {
     let found = &seen.found;
-    Past {
+    HistoryReading {
         at: seen.read_at,
         wall: crate::clock::wall(seen.read_at, round.clock),
         memory_used: current(seen, &found.memory.used_by_programs()).copied(),
@@ -279,7 +277,7 @@ fn past(seen: &ListedDevice, round: &Round) -> Past {
     }
 }
 
-fn told(past: &Past) -> PastReading {
+fn past_reading(past: &HistoryReading) -> PastReading {
     PastReading {
         timestamp: crate::clock::iso(past.wall),
         memory_used_mb: past.memory_used.map(|bytes| bytes.as_mib()),

@@ -1,5 +1,4 @@
-//! What the sampler tells of NVIDIA devices, read through the real loader from a stand-in for the library, and of the
-//! real processes on them.
+//! Samples of NVIDIA devices, read through the real loader from a stand-in for the library, and of real processes on them.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -12,10 +11,10 @@ use nvml_standin::machines::{FUNCTIONS_SINCE_510, mig_gpu, server_gpu, server_sc
 use nvml_standin::{NvmlScenario, StandInProcess, install_library, write_scenario};
 use tempfile::TempDir;
 
-use super::sampled::{DEADLINE, Sample, Sampled, Setup, all_read, each, of_gpus};
+use super::stage::{DEADLINE, DeliveredSample, SamplerSetup, SamplerStage, all_read, each, of_gpus};
 use crate::node::attribution::Holding;
 
-fn machine(scenario: &NvmlScenario, missing: &[&str]) -> (TempDir, Sampled) {
+fn machine(scenario: &NvmlScenario, missing: &[&str]) -> (TempDir, SamplerStage) {
     let folder = tempfile::tempdir().unwrap();
     install_library(folder.path(), scenario, missing).unwrap();
     let places = SourcePaths {
@@ -23,14 +22,14 @@ fn machine(scenario: &NvmlScenario, missing: &[&str]) -> (TempDir, Sampled) {
         sys: folder.path().join("sys"),
         ..SourcePaths::default()
     };
-    let mut setup = Setup::new(vec![Box::new(NvmlSource::new(&places))]);
+    let mut setup = SamplerSetup::new(vec![Box::new(NvmlSource::new(&places))]);
     (setup.places, setup.simulated) = (places, false);
     setup.unresponsive_after = DEADLINE;
     (folder, setup.start())
 }
 
 #[test]
-fn a_gpu_cut_by_mig_is_told_and_only_its_instances_take_work() {
+fn a_gpu_cut_by_mig_is_listed_and_only_its_instances_take_work() {
     let scenario =
         NvmlScenario { devices: vec![mig_gpu(), server_gpu(1)], driver: "570".into(), ..NvmlScenario::default() };
     let (_folder, sampled) = machine(&scenario, &[]);
@@ -38,10 +37,10 @@ fn a_gpu_cut_by_mig_is_told_and_only_its_instances_take_work() {
     assert_eq!(each(&sample, |device| device.facts.partition.is_some()), [true, true, true, false]);
     let parent = &sample.devices[0].facts.partition.as_ref().unwrap().parent;
     assert_eq!(parent.to_string(), mig_gpu().uuid);
-    let (_, stats) = sampled.told();
+    let (_, stats) = sampled.stats_response();
     assert_eq!(stats.gpu_count, 5);
-    let untold = of_gpus(&stats, |gpu| gpu.unsupported.contains(&"utilization_percent".to_owned()));
-    assert_eq!(untold.iter().filter(|untold| **untold).count(), 4, "{stats:#?}");
+    let unsupported = of_gpus(&stats, |gpu| gpu.unsupported.contains(&"utilization_percent".to_owned()));
+    assert_eq!(unsupported.iter().filter(|unsupported| **unsupported).count(), 4, "{stats:#?}");
     let summary: SummaryBody = serde_json::from_slice(&sampled.statistics.summary().body).unwrap();
     assert_eq!(summary.total_memory_mb, 2 * 81_559, "what is cut from a GPU is not counted twice");
     assert_eq!((summary.average_utilization_percent, summary.average_over), (10.0, 1));
@@ -49,23 +48,23 @@ fn a_gpu_cut_by_mig_is_told_and_only_its_instances_take_work() {
 }
 
 #[test]
-fn memory_that_is_shared_with_the_host_is_not_told_as_empty() {
+fn memory_that_is_shared_with_the_host_is_not_reported_as_empty() {
     let (_folder, sampled) = machine(&unified_memory_scenario(), &[]);
     let sample = sampled.sample("it is read", all_read);
     assert_eq!(sample.devices[0].facts.memory, None);
     assert_ne!(sample.devices[0].reading.as_ref().unwrap().utilization, ReadingField::Unsupported);
-    let (_, stats) = sampled.told();
+    let (_, stats) = sampled.stats_response();
     let gpu = &stats.gpus[0];
     let missing = ["memory.total_mb", "memory.used_mb", "memory.free_mb", "memory.usage_percent"];
     assert_eq!((gpu.unsupported.as_slice(), gpu.utilization_percent), (&missing.map(String::from)[..], 4));
 }
 
 #[test]
-fn what_the_driver_keeps_is_told_apart_whether_it_counts_it_as_used_or_not() {
+fn memory_that_the_driver_reserves_is_reported_apart_from_used_memory() {
     for missing in [&[][..], &FUNCTIONS_SINCE_510[..]] {
         let (_folder, sampled) = machine(&server_scenario(3), missing);
         sampled.sample("all are read", all_read);
-        let (_, stats) = sampled.told();
+        let (_, stats) = sampled.stats_response();
         let memory = &stats.gpus[2].memory;
         assert!(memory.used_mb + memory.free_mb <= memory.total_mb);
         let reserved = memory.total_mb - memory.used_mb - memory.free_mb;
@@ -74,24 +73,24 @@ fn what_the_driver_keeps_is_told_apart_whether_it_counts_it_as_used_or_not() {
 }
 
 /// A child that lives until it is dropped.
-struct Living(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Living {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn child(lease: Option<(u64, u64)>) -> Living {
+fn child(lease: Option<(u64, u64)>) -> KilledOnDrop {
     let mut command = Command::new("sleep");
     command.arg("600").env_remove(job_environment::LEASE);
     if let Some((lease, token)) = lease {
         command.env(job_environment::LEASE, lease.to_string());
         command.env(job_environment::FENCING_TOKEN, token.to_string());
     }
-    let child = Living(command.stdin(Stdio::null()).spawn().unwrap());
-    // For a moment after it was started it shows no environment.
+    let child = KilledOnDrop(command.stdin(Stdio::null()).spawn().unwrap());
+    // Right after its start a process shows no environment.
     let environment = || std::fs::read(format!("/proc/{}/environ", child.0.id())).unwrap();
     let start = Instant::now();
     while environment().is_empty() {
@@ -115,16 +114,14 @@ fn real_processes_belong_to_the_lease_that_their_environment_or_their_ancestor_n
     let mut scenario = server_scenario(1);
     scenario.devices[0].compute = pids.map(|pid| StandInProcess { pid, memory: 1 << 30 }).to_vec();
     let (folder, sampled) = machine(&scenario, &[]);
-    let told = |sample: &Sample| {
+    let attributions = |sample: &DeliveredSample| {
         let processes = sample.devices.first()?.reading.as_ref()?.processes.clone()?;
         Some(processes.iter().map(|process| process.attribution).collect::<Vec<_>>())
     };
     if !is_host {
-        eprintln!(
-            "not in the host's PID namespace ({}): only that nothing is attributed is tried",
-            namespace.display()
-        );
-        sampled.sample("nobody is known", |sample| told(sample) == Some(vec![ProcessAttribution::Unknown; 3]));
+        eprintln!("not in the host's PID namespace ({}): trying only that nothing is attributed", namespace.display());
+        sampled
+            .sample("no process is known", |sample| attributions(sample) == Some(vec![ProcessAttribution::Unknown; 3]));
         return;
     }
     let (of, foreign) = (|lease| ProcessAttribution::Lease(LeaseId(lease)), ProcessAttribution::Foreign);
@@ -135,15 +132,15 @@ fn real_processes_belong_to_the_lease_that_their_environment_or_their_ancestor_n
         ..Holding::default()
     };
     sampled.holdings.lock().unwrap().leases.push(holding(7, 70));
-    sampled.sample("the token decides", |sample| told(sample) == Some(vec![of(7), foreign, foreign]));
+    sampled.sample("the token decides", |sample| attributions(sample) == Some(vec![of(7), foreign, foreign]));
     let me = std::process::id();
     let mine = Holding { holder_pid: Some((me, start_ticks(me))), ..holding(8, 80) };
     sampled.holdings.lock().unwrap().leases.push(mine);
-    sampled.sample("descent counts more", |sample| told(sample) == Some(vec![of(8); 3]));
+    sampled.sample("descent counts more", |sample| attributions(sample) == Some(vec![of(8); 3]));
     scenario.devices[0].compute.truncate(1);
     write_scenario(folder.path(), &scenario).unwrap();
     sampled.holdings.lock().unwrap().leases.clear();
-    sampled.sample("who holds nothing squats", |sample| told(sample) == Some(vec![foreign]));
+    sampled.sample("a process without a lease is a squatter", |sample| attributions(sample) == Some(vec![foreign]));
     let current = sampled.statistics.current();
     let process = &current.round.devices[0].processes[0];
     assert_eq!((process.pid, process.command.as_deref(), process.squatter), (pids[0], Some("sleep 600"), true));

@@ -1,4 +1,4 @@
-//! Whatever devices report, the bodies of the statistics routes keep their form and their ranges.
+//! The bodies of the statistics routes keep their form and their ranges for any readings.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,9 +12,11 @@ use gpupool_devices::{
 use proptest::prelude::*;
 
 use crate::messages::test_facts;
-use crate::node::statistics::{Filter, ListedDevice, Prepared, Round, Statistics, Status};
+use crate::node::statistics::{DeviceFilter, HealthStatus, ListedDevice, PreparedResponse, SamplingRound, Statistics};
 
-fn told<T: Clone + std::fmt::Debug + 'static>(value: impl Strategy<Value = T> + 'static) -> BoxedStrategy<Reported<T>> {
+fn reported<T: Clone + std::fmt::Debug + 'static>(
+    value: impl Strategy<Value = T> + 'static,
+) -> BoxedStrategy<Reported<T>> {
     prop_oneof![
         4 => value.prop_map(Reported::Value),
         1 => Just(Reported::Unsupported("[N/A]".into())),
@@ -24,7 +26,7 @@ fn told<T: Clone + std::fmt::Debug + 'static>(value: impl Strategy<Value = T> + 
 }
 
 fn bytes() -> BoxedStrategy<Reported<Bytes>> {
-    told(prop_oneof![0..1u64 << 40, Just(u64::MAX), Just(0)].prop_map(Bytes))
+    reported(prop_oneof![0..1u64 << 40, Just(u64::MAX), Just(0)].prop_map(Bytes))
 }
 
 fn memory() -> impl Strategy<Value = MemoryReading> {
@@ -41,10 +43,10 @@ fn memory() -> impl Strategy<Value = MemoryReading> {
 fn found() -> impl Strategy<Value = DetectedDevice> {
     let percent = (0..=200_000u32).prop_map(Percent);
     let sensors = (
-        told(percent),
-        told(any::<i16>()),
-        told(any::<u64>().prop_map(Milliwatts)),
-        told(any::<u64>().prop_map(Milliwatts)),
+        reported(percent),
+        reported(any::<i16>()),
+        reported(any::<u64>().prop_map(Milliwatts)),
+        reported(any::<u64>().prop_map(Milliwatts)),
     );
     (memory(), sensors, prop::option::of(".{0,12}")).prop_map(|(memory, sensors, name)| {
         let (utilization, temperature_c, power, power_limit) = sensors;
@@ -89,7 +91,7 @@ fn state() -> impl Strategy<Value = SourceState> {
     ]
 }
 
-fn round(devices: Vec<(TrackedDevice, bool)>, state: SourceState, answered_at: Option<u64>) -> Round {
+fn round(devices: Vec<(TrackedDevice, bool)>, state: SourceState, answered_at: Option<u64>) -> SamplingRound {
     // A clock ahead of this machine's, so that readers find the round fresh enough to tell it as it is.
     let pool = crate::clock::now().after(Millis::from_secs(3600));
     let listed = |(place, (mut tracked, visible)): (usize, (TrackedDevice, bool))| {
@@ -97,7 +99,7 @@ fn round(devices: Vec<(TrackedDevice, bool)>, state: SourceState, answered_at: O
         tracked.read_at = PoolTime(pool.0 - tracked.read_at.0.min(pool.0));
         ListedDevice { tracked: Arc::new(tracked), visible, processes: Arc::new([]) }
     };
-    Round {
+    SamplingRound {
         clock: gpupool_store::ClockReading { pool, wall: SystemTime::now() },
         devices: devices.into_iter().enumerate().map(listed).collect(),
         sources: vec![SourceStatus { kind: SourceKind::Nvml, state }],
@@ -107,7 +109,7 @@ fn round(devices: Vec<(TrackedDevice, bool)>, state: SourceState, answered_at: O
     }
 }
 
-fn parsed<T: serde::de::DeserializeOwned>(prepared: &Prepared) -> T {
+fn parsed<T: serde::de::DeserializeOwned>(prepared: &PreparedResponse) -> T {
     serde_json::from_slice(&prepared.body).unwrap_or_else(|error| panic!("{error}: {:?}", prepared.body))
 }
 
@@ -118,7 +120,7 @@ proptest! {
         state in state(),
         answered_at in prop::option::of(0..1_000u64),
     ) {
-        let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 10);
+        let statistics = Statistics::new(DeviceFilter::default(), Duration::from_secs(1), 10);
         let round = round(devices, state, answered_at);
         statistics.publish(round.clone());
         let stats: StatsBody = parsed(&statistics.stats());
@@ -141,14 +143,14 @@ proptest! {
         prop_assert!(summary.total_used_memory_mb <= summary.total_memory_mb);
         let failed = round.devices.is_empty() && (stats.error.is_some() || answered_at.is_none());
         prop_assert_eq!(statistics.stats().status, if failed { 503 } else { 200 });
-        prop_assert!(statistics.health().status == Status::Healthy || !statistics.health().problems.is_empty());
+        prop_assert!(statistics.health().status == HealthStatus::Healthy || !statistics.health().problems.is_empty());
         prop_assert!(stats.gpus.iter().all(|gpu| !gpu.stale || gpu.health == "lost") || stats.stale);
     }
 }
 
 #[test]
-fn before_the_first_round_nothing_is_told_as_known() {
-    let statistics = Statistics::new(Filter::default(), Duration::from_secs(1), 10);
+fn before_the_first_round_statistics_count_as_failed() {
+    let statistics = Statistics::new(DeviceFilter::default(), Duration::from_secs(1), 10);
     let stats: StatsBody = parsed(&statistics.stats());
     assert_eq!((statistics.stats().status, stats.gpu_count, stats.stale), (503, 0, true));
 }

@@ -1,4 +1,4 @@
-//! Whether the device nodes are there and may be opened by who is looking.
+//! Checks of device nodes, containers, control groups and environment variables.
 
 use std::collections::BTreeMap;
 
@@ -9,82 +9,82 @@ use crate::doctor::evidence::{CgroupMode, DeviceNode, DoctorEvidence, NodeAccess
 use crate::doctor::findings::{DoctorFinding, DoctorSeverity};
 use crate::reported::Reported;
 
-/// The mode of a node keeps the user out; says which group lets them in.
+/// Permission bits that deny the user access; the remedy names the group to join.
 pub(super) fn no_permission(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let mut by_group: BTreeMap<u32, Vec<&DeviceNode>> = BTreeMap::new();
     for node in evidence.nodes().iter().filter(|node| is_needed(node) && node.access == NodeAccess::Denied) {
         by_group.entry(node.gid).or_default().push(node);
     }
     let denied = |(gid, nodes): (&u32, &Vec<&DeviceNode>)| {
-        let summary = format!("Permission is denied on {}.", listed(nodes.iter().map(|node| node.name.as_str())));
-        DoctorFinding::new("no_permission", DoctorSeverity::Error, summary, way_in(evidence, *gid, nodes))
-            .because(nodes.iter().map(|node| described(evidence, node)))
-            .because([format!("the user is {} in the groups {:?}", evidence.user.uid, evidence.user.gids)])
+        let summary = format!("Permission is denied on {}.", join_paths(nodes.iter().map(|node| node.name.as_str())));
+        DoctorFinding::new("no_permission", DoctorSeverity::Error, summary, access_remedy(evidence, *gid, nodes))
+            .based_on(nodes.iter().map(|node| describe_node(evidence, node)))
+            .based_on([format!("the user {} is in the groups {:?}", evidence.user.uid, evidence.user.gids)])
     };
     let mut findings: Vec<DoctorFinding> = by_group.iter().map(denied).collect();
     if findings.is_empty() {
-        let remedy = "The device nodes allow it, so something else refuses: run as root to see whether that helps, and \
-                      look for AppArmor or SELinux denials in the log.";
-        let summary = "A driver refuses to answer this user.";
-        let lines = evidence.failed_with("no_permission");
-        findings.push(DoctorFinding::new("no_permission", DoctorSeverity::Error, summary, remedy).because(lines));
+        let remedy = "The device nodes allow access, so another mechanism denies it: try again as root, and look for \
+                      AppArmor or SELinux denials in the log.";
+        let summary = "A driver denies access to this user.";
+        let lines = evidence.errors_with_code("no_permission");
+        findings.push(DoctorFinding::new("no_permission", DoctorSeverity::Error, summary, remedy).based_on(lines));
     }
     findings
 }
 
-/// The mode of a node lets the user in and the device control group does not.
+/// Nodes whose permission bits allow access but whose device control group denies it.
 pub(super) fn forbidden_by_control_group(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let nodes: Vec<&DeviceNode> =
         evidence.nodes().iter().filter(|node| is_needed(node) && node.access == NodeAccess::Forbidden).collect();
     let summary = format!(
-        "The device control group forbids {}, whatever their mode says.",
-        listed(nodes.iter().map(|node| node.name.as_str()))
+        "The device control group denies access to {}, although their mode allows it.",
+        join_paths(nodes.iter().map(|node| node.name.as_str()))
     );
-    let remedy = "In a container: `systemctl daemon-reload` on the host takes devices away that were not named at the \
-                  start; restart the container, and start it with `--device` for each node. In a service: add \
-                  `DeviceAllow=` lines. The GPU itself is fine.";
+    let remedy = "In a container: `systemctl daemon-reload` on the host removes devices that were not named at the \
+                  start; restart the container with `--device` for each node. In a service: add `DeviceAllow=` lines. \
+                  The GPU itself is fine.";
     let finding = DoctorFinding::new("device_cgroup_forbids", DoctorSeverity::Error, summary, remedy)
-        .because(nodes.iter().map(|node| described(evidence, node)));
+        .based_on(nodes.iter().map(|node| describe_node(evidence, node)));
     vec![finding]
 }
 
-/// The driver drives GPUs and nodes to reach them are missing, as in a container that was started without them.
-pub(super) fn missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+/// Missing nodes of driven GPUs, for example in a container that was started without them.
+pub(super) fn nodes_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(vendor, outside, inside): (Vendor, &str, &str)| {
         let missing = missing_nodes(evidence, vendor);
         missing.first()?;
         let lines = missing.iter().map(|name| format!("/dev/{name} does not exist"));
         if !evidence.in_container() {
-            let summary = format!("The driver is loaded but device nodes are missing: {}.", listed(&missing));
+            let summary = format!("The driver is loaded but device nodes are missing: {}.", join_paths(&missing));
             return Some(
-                DoctorFinding::new("device_nodes_missing", DoctorSeverity::Error, summary, outside).because(lines),
+                DoctorFinding::new("device_nodes_missing", DoctorSeverity::Error, summary, outside).based_on(lines),
             );
         }
-        let summary = format!("This container was not given the GPUs of the machine: {} missing.", listed(&missing));
+        let summary = format!("This container lacks the device nodes of the machine's GPUs: {}.", join_paths(&missing));
         let finding = DoctorFinding::new("container_without_devices", DoctorSeverity::Error, summary, inside)
-            .because(evidence.confinement.container.iter().cloned())
-            .because(lines)
+            .based_on(evidence.confinement.container.iter().cloned())
+            .based_on(lines)
             .about(evidence.gpus_of(vendor).map(|gpu| gpu.pci));
         Some(finding)
     };
     let nvidia = (
         Vendor::Nvidia,
-        "Make them: `sudo nvidia-modprobe -c 0 -u`, with one `-c` for each GPU by its minor number; any program run as \
-         root makes them too (`sudo nvidia-smi`). Install nvidia-modprobe so that it happens by itself.",
-        "Start it with `--gpus all` (Docker, with the NVIDIA container toolkit), `--device nvidia.com/gpu=all` (Podman, \
-         CDI) or a `nvidia.com/gpu` limit (Kubernetes).",
+        "Create them with `sudo nvidia-modprobe -c 0 -u`, with one `-c` for the minor number of each GPU, or with any \
+         program that runs as root (`sudo nvidia-smi`). Install nvidia-modprobe to create them automatically.",
+        "Start the container with `--gpus all` (Docker, with the NVIDIA container toolkit), `--device \
+         nvidia.com/gpu=all` (Podman, CDI) or a `nvidia.com/gpu` limit (Kubernetes).",
     );
     let amd = (
         Vendor::Amd,
         "Check that the kernel has AMD's compute support (`dmesg | grep -i kfd`; CONFIG_HSA_AMD) and that udev runs \
          (`sudo udevadm trigger`).",
-        "Start it with `--device=/dev/kfd --device=/dev/dri --group-add render`, or with an `amd.com/gpu` limit \
-         (Kubernetes).",
+        "Start the container with `--device=/dev/kfd --device=/dev/dri --group-add render`, or with an `amd.com/gpu` \
+         limit (Kubernetes).",
     );
     [nvidia, amd].into_iter().filter_map(finding).collect()
 }
 
-/// Which nodes a program needs that are not there, given which GPUs are driven.
+/// Returns the required nodes that do not exist, for the GPUs that have a driver.
 pub(super) fn missing_nodes(evidence: &DoctorEvidence, vendor: Vendor) -> Vec<String> {
     let Some(nodes) = evidence.nodes.value() else { return Vec::new() };
     let own = if vendor == Vendor::Nvidia { "nvidia" } else { "amdgpu" };
@@ -100,10 +100,10 @@ pub(super) fn missing_nodes(evidence: &DoctorEvidence, vendor: Vendor) -> Vec<St
         return kfd.into_iter().chain((!render).then(|| "dri/renderD128".to_owned())).collect();
     }
     let shared = ["nvidiactl", "nvidia-uvm"].into_iter().map(str::to_owned);
-    let machine = evidence.machine();
-    let share_of_gpu =
-        machine.devices.iter().filter(|device| device.vendor == Vendor::Nvidia && device.partition.is_none());
-    let mut minors: Vec<u32> = share_of_gpu.filter_map(|device| device.minor).collect();
+    let reading = evidence.merged_reading();
+    let whole_gpus =
+        reading.devices.iter().filter(|device| device.vendor == Vendor::Nvidia && device.partition.is_none());
+    let mut minors: Vec<u32> = whole_gpus.filter_map(|device| device.minor).collect();
     let has_any = nodes.iter().any(|node| node.nvidia_minor().is_some());
     if minors.is_empty() && !has_any {
         minors.push(0);
@@ -111,13 +111,13 @@ pub(super) fn missing_nodes(evidence: &DoctorEvidence, vendor: Vendor) -> Vec<St
     shared.chain(minors.iter().map(|minor| format!("nvidia{minor}"))).filter(|name| !exists(name)).collect()
 }
 
-/// Nodes that computing needs; NVIDIA's render nodes and those of other adapters are not among them.
+/// Whether compute programs need the node. NVIDIA's render nodes and those of other adapters are not needed.
 fn is_needed(node: &DeviceNode) -> bool {
     if node.is_render() { node.vendor == Some(Vendor::Amd) } else { node.vendor.is_some() }
 }
 
-/// What lets a user use nodes of one group.
-fn way_in(evidence: &DoctorEvidence, gid: u32, nodes: &[&DeviceNode]) -> String {
+/// Returns the remedy that gives the user access to the nodes of one group.
+fn access_remedy(evidence: &DoctorEvidence, gid: u32, nodes: &[&DeviceNode]) -> String {
     if evidence.in_container() {
         return format!("Start the container with `--group-add {gid}`, the group of the nodes on the host.");
     }
@@ -125,30 +125,30 @@ fn way_in(evidence: &DoctorEvidence, gid: u32, nodes: &[&DeviceNode]) -> String 
     let name = group.map_or_else(|| gid.to_string(), |group| group.name.clone());
     if gid == 0 || !nodes.iter().all(|node| node.is_open_to_group()) {
         return format!(
-            "No group of yours can be let in: the nodes belong to {name}. For NVIDIA set the driver's options \
-             NVreg_DeviceFileMode=0666 (or NVreg_DeviceFileGID and 0660); for AMD install the udev rules that give \
+            "Joining the group of the nodes ({name}) does not help. For NVIDIA set the driver's options \
+             NVreg_DeviceFileMode=0666 (or NVreg_DeviceFileGID and 0660); for AMD install the udev rules that assign \
              /dev/kfd and /dev/dri/renderD* to the group render."
         );
     }
     if group.is_some_and(|group| group.lists_user) {
-        return format!("You are in the group {name}, but this session is older than that: log in again.");
+        return format!("You are in the group {name}, but this session is older than the membership: log in again.");
     }
     if group.is_none() {
         return format!(
-            "The group {name} has no name here: make one (`sudo groupadd -g {gid} render`), join it (`sudo usermod -aG \
-             render $USER`) and log in again."
+            "The group {name} has no name on this machine: create it (`sudo groupadd -g {gid} render`), join it (`sudo \
+             usermod -aG render $USER`) and log in again."
         );
     }
     format!("Join the group {name} (`sudo usermod -aG {name} $USER`) and log in again.")
 }
 
-fn described(evidence: &DoctorEvidence, node: &DeviceNode) -> String {
+fn describe_node(evidence: &DoctorEvidence, node: &DeviceNode) -> String {
     let group = evidence.user.group(node.gid).map_or_else(|| node.gid.to_string(), |group| group.name.clone());
     format!("/dev/{} has mode {:04o}, owner {}, group {group}", node.name, node.mode, node.uid)
 }
 
-/// Names as paths, the first few of them.
-pub(super) fn listed(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+/// Joins the first names as paths, and counts the rest.
+pub(super) fn join_paths(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     const SHOWN: usize = 6;
     let mut paths: Vec<String> = names.into_iter().map(|name| format!("/dev/{}", name.as_ref())).collect();
     let more = paths.len().saturating_sub(SHOWN);
@@ -157,34 +157,34 @@ pub(super) fn listed(names: impl IntoIterator<Item = impl AsRef<str>>) -> String
     format!("{}{more}", paths.join(", "))
 }
 
-// What containers, namespaces and control groups take away.
+// Restrictions by containers, namespaces and control groups.
 
-/// Drivers number processes as the host does; here the numbers mean others or nobody.
+/// A PID namespace other than the host's, in which the drivers' process numbers are meaningless.
 pub(super) fn other_pid_namespace(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Run the agent in the host's PID namespace: `--pid=host` (Docker, Podman), `hostPID: true` \
                   (Kubernetes). Until then processes on GPUs are reported as unattributed.";
-    let summary = "This is not the host's PID namespace: processes on GPUs cannot be told apart.";
+    let summary = "This is not the host's PID namespace: processes on GPUs cannot be identified.";
     let is_other = evidence.confinement.host_pids.value() == Some(&false);
-    let lines = is_other.then(|| "/proc/self/ns/pid is not the first PID namespace".to_owned());
-    vec![DoctorFinding::new("other_pid_namespace", DoctorSeverity::Warning, summary, remedy).because(lines)]
+    let lines = is_other.then(|| "/proc/self/ns/pid is not the initial PID namespace".to_owned());
+    vec![DoctorFinding::new("other_pid_namespace", DoctorSeverity::Warning, summary, remedy).based_on(lines)]
 }
 
-/// Which limits on jobs cannot be enforced with the control groups there are.
-pub(super) fn limits_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+/// Limits on jobs that the available control groups cannot enforce.
+pub(super) fn cgroup_limits_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     const WANTED: [(&str, &str); 3] = [("cpu", "processor time"), ("memory", "host memory"), ("pids", "processes")];
     let Some(cgroup) = evidence.confinement.cgroup.value() else { return Vec::new() };
     let without: Vec<&str> =
         WANTED.iter().filter(|(name, _)| !cgroup.controllers.contains(*name)).map(|(_, what)| *what).collect();
     let unified = cgroup.mode == CgroupMode::Unified;
-    if unified && without.is_empty() && cgroup.kill {
+    if unified && without.is_empty() && cgroup.has_kill {
         return Vec::new();
     }
-    let mut lines = vec![format!("{} is in force", cgroup.mode.name())];
+    let mut lines = vec![format!("{} is in use", cgroup.mode.name())];
     if !without.is_empty() {
         lines.push(format!("limits on {} cannot be enforced: the controllers are missing", without.join(", ")));
     }
-    if !cgroup.kill {
-        lines.push("cgroup.kill is missing (Linux before 5.14 or version 1): jobs are ended process by process".into());
+    if !cgroup.has_kill {
+        lines.push("no cgroup.kill (Linux before 5.14 or version 1): jobs are killed process by process".into());
     }
     let dmem = if cgroup.controllers.contains("dmem") { "can" } else { "cannot" };
     lines.push(format!("device memory {dmem} be limited by the kernel (controller dmem, Linux 6.14)"));
@@ -192,22 +192,22 @@ pub(super) fn limits_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
         "Enable the missing controllers for the service that runs the agent (`Delegate=yes` in its unit), or use a \
          newer kernel."
     } else {
-        "Boot with `systemd.unified_cgroup_hierarchy=1` to have version 2 alone, which enforces all limits and ends \
+        "Boot with `systemd.unified_cgroup_hierarchy=1` to use version 2 alone, which enforces all limits and kills \
          whole jobs at once."
     };
-    let summary = "The control groups of this machine cannot enforce everything on jobs.";
-    vec![DoctorFinding::new("cgroup_limits_missing", DoctorSeverity::Note, summary, remedy).because(lines)]
+    let summary = "The control groups of this machine cannot enforce all limits on jobs.";
+    vec![DoctorFinding::new("cgroup_limits_missing", DoctorSeverity::Note, summary, remedy).based_on(lines)]
 }
 
-/// What could not be read at all, so that silence is not taken for health.
-pub(super) fn not_looked_at(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    fn failed<T>(what: &str, told: &Reported<T>) -> Option<String> {
-        match told {
+/// Unreadable evidence, so that a missing finding is not mistaken for health.
+pub(super) fn unreadable_evidence(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    fn failed<T>(what: &str, reported: &Reported<T>) -> Option<String> {
+        match reported {
             Reported::Failed(words) => Some(format!("{what}: {words}")),
             Reported::Value(_) | Reported::Unsupported(_) => None,
         }
     }
-    let looked = [
+    let failures = [
         failed("the PCI bus", &evidence.gpus),
         failed("the loaded modules", &evidence.modules),
         failed("the device nodes", &evidence.nodes),
@@ -218,24 +218,24 @@ pub(super) fn not_looked_at(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
         failed("the persistence daemon", &evidence.persistence_daemon),
         failed("the kernel release", &evidence.kernel_release),
     ];
-    let summary = "Some things could not be looked at, so this report may miss something.";
-    let remedy = "Run it again as root to see more.";
+    let summary = "Some evidence could not be read, so this report may be incomplete.";
+    let remedy = "Run `gpupool doctor` again as root.";
     vec![
         DoctorFinding::new("not_looked_at", DoctorSeverity::Note, summary, remedy)
-            .because(looked.into_iter().flatten()),
+            .based_on(failures.into_iter().flatten()),
     ]
 }
 
-// Variables that hide devices from programs: stale, contradictory, or hiding all.
+// Variables that hide devices from programs: outdated, contradictory, or hiding all.
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 const ROCR: &str = "ROCR_VISIBLE_DEVICES";
 const HIP: &str = "HIP_VISIBLE_DEVICES";
 const NVIDIA: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// An entry that names no device; the list ends there.
-pub(super) fn invalid_entries(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    let devices = evidence.machine().devices;
+/// Variable with an entry that matches no device; the list ends there.
+pub(super) fn invalid_device_list(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    let devices = evidence.merged_reading().devices;
     let vendors = [(CUDA, Vendor::Nvidia), (ROCR, Vendor::Amd), (HIP, Vendor::Amd)];
     let finding = |(name, vendor): (&'static str, Vendor)| {
         let value = evidence.variables.get(name).filter(|value| !hides_all(value))?;
@@ -250,22 +250,22 @@ pub(super) fn invalid_entries(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
         }
         let wrong = entries(value).position(|entry| !names_a_device(entry, count, &known))?;
         let entry = entries(value).nth(wrong)?;
-        let summary = format!("{name} names a device that does not exist, so programs see {wrong} devices of it.");
+        let summary = format!("{name} names a device that does not exist, so programs see {wrong} of its devices.");
         let remedy = format!(
-            "Unset {name} or correct it. The list ends at the first entry that is invalid; numbers go from 0 to {}.",
+            "Unset {name} or correct it. The list ends at the first invalid entry; numbers go from 0 to {}.",
             count.saturating_sub(1)
         );
-        let lines = [format!("{name}={value}"), format!("no device is meant by {entry:?}")];
-        Some(DoctorFinding::new("visible_devices_invalid", DoctorSeverity::Warning, summary, remedy).because(lines))
+        let lines = [format!("{name}={value}"), format!("{entry:?} matches no device")];
+        Some(DoctorFinding::new("visible_devices_invalid", DoctorSeverity::Warning, summary, remedy).based_on(lines))
     };
     vendors.into_iter().filter_map(finding).collect()
 }
 
-/// A variable that hides every device.
-pub(super) fn hide_all(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+/// Variable that hides every device.
+pub(super) fn all_devices_hidden(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(name, value): (&&'static str, &String)| {
         let hides = match *name {
-            // What the container runtime reads; outside of a container it means nothing.
+            // Only the container runtime reads this variable.
             NVIDIA => evidence.in_container() && matches!(value.trim(), "" | "none" | "void"),
             _ => hides_all(value),
         };
@@ -274,24 +274,24 @@ pub(super) fn hide_all(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
         }
         let remedy = match *name {
             NVIDIA => "Start the container with `--gpus all` or NVIDIA_VISIBLE_DEVICES=all.".to_owned(),
-            _ => format!("Unset it (`unset {name}`) if programs started from here should see GPUs."),
+            _ => format!("Unset it (`unset {name}`) if programs that start in this environment should see GPUs."),
         };
         let summary = format!("{name} hides every GPU from programs.");
         let line = [format!("{name}={value:?}")];
-        Some(DoctorFinding::new("visible_devices_hide_all", DoctorSeverity::Warning, summary, remedy).because(line))
+        Some(DoctorFinding::new("visible_devices_hide_all", DoctorSeverity::Warning, summary, remedy).based_on(line))
     };
     evidence.variables.iter().filter_map(finding).collect()
 }
 
-/// Two variables of which the second counts in what the first leaves.
-pub(super) fn both_amd(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+/// ROCR and HIP lists that are both set: the second indexes into the result of the first.
+pub(super) fn both_amd_lists(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let (Some(rocr), Some(hip)) = (evidence.variables.get(ROCR), evidence.variables.get(HIP)) else {
         return Vec::new();
     };
-    let summary = format!("{ROCR} and {HIP} are both set, and the second counts in what the first leaves.");
-    let remedy = format!("Keep {ROCR} and unset {HIP}: set to the same number they can leave no device at all.");
+    let summary = format!("{ROCR} and {HIP} are both set, and {HIP} numbers only the devices that {ROCR} leaves.");
+    let remedy = format!("Keep {ROCR} and unset {HIP}: with the same number in both, no device may be left.");
     let lines = [format!("{ROCR}={rocr}"), format!("{HIP}={hip}")];
-    vec![DoctorFinding::new("visible_devices_both", DoctorSeverity::Warning, summary, remedy).because(lines)]
+    vec![DoctorFinding::new("visible_devices_both", DoctorSeverity::Warning, summary, remedy).based_on(lines)]
 }
 
 fn entries(value: &str) -> impl Iterator<Item = &str> {
@@ -303,17 +303,17 @@ fn hides_all(value: &str) -> bool {
     first.is_empty() || first.starts_with('-') || first == "NoDevFiles"
 }
 
-/// Whether an entry is a number below `count` or the beginning of a UUID that one device has.
+/// Whether an entry is a number below `count` or the prefix of a known UUID.
 fn names_a_device(entry: &str, count: usize, known: &[&DetectedDevice]) -> bool {
     if let Ok(number) = entry.parse::<usize>() {
         return number < count;
     }
-    // The older name of a MIG instance is that of its GPU with two numbers.
+    // The old name of a MIG instance is the UUID of its GPU with two numbers.
     if let Some((gpu, _)) = entry.strip_prefix("MIG-").and_then(|name| name.split_once('/')) {
         return known.iter().any(|device| device.uuid.as_deref() == Some(gpu));
     }
     let has_prefix = |uuid: &str| uuid.get(..entry.len()).is_some_and(|start| start.eq_ignore_ascii_case(entry));
-    // Where a UUID is not known it may be the one that is meant.
+    // A device without a known UUID may match any entry.
     !entry.is_empty() && known.iter().any(|device| device.uuid.as_deref().is_none_or(has_prefix))
 }
 
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_just_added_to_the_group_is_told_to_log_in_again() {
+    fn a_new_member_of_the_group_must_log_in_again() {
         let mut evidence = denied(amd(), "kfd");
         let Reported::Value(groups) = &mut evidence.user.groups else { panic!("the sample has groups") };
         groups.iter_mut().for_each(|group| group.lists_user = true);
@@ -349,24 +349,24 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_closed_to_its_group_is_not_opened_by_joining_it() {
+    fn joining_a_group_without_access_is_not_suggested() {
         let mut evidence = denied(nvidia(), "nvidia0");
-        let nobody_joins_root = diagnose(&evidence)[0].remedy.clone();
+        let root_group_remedy = diagnose(&evidence)[0].remedy.clone();
         (nodes_mut(&mut evidence)[0].mode, nodes_mut(&mut evidence)[0].gid) = (0o600, 110);
         assert_eq!(codes(&evidence), ["no_permission"]);
-        for remedy in [nobody_joins_root, diagnose(&evidence)[0].remedy.clone()] {
+        for remedy in [root_group_remedy, diagnose(&evidence)[0].remedy.clone()] {
             assert!(remedy.contains("NVreg_DeviceFileMode") && !remedy.contains("usermod"), "{remedy}");
         }
     }
 
     #[test]
-    fn in_a_container_the_number_of_the_group_is_what_helps() {
+    fn in_a_container_the_remedy_names_the_group_number() {
         let evidence = denied(contained(amd()), "kfd");
         assert!(diagnose(&evidence)[0].remedy.contains("--group-add 110"));
     }
 
     #[test]
-    fn a_closed_render_node_of_another_adapter_matters_to_nobody() {
+    fn a_closed_render_node_of_another_adapter_is_ignored() {
         let mut evidence = denied(amd(), "dri/renderD128");
         let render = nodes_mut(&mut evidence).iter_mut().find(|node| node.is_render()).unwrap();
         render.vendor = Some(Vendor::Intel);
@@ -376,20 +376,20 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_refuses_without_a_closed_node_is_found() {
+    fn a_denying_source_without_a_closed_node_is_found() {
         let refused = SourceError::NoPermission("nvmlInit".into());
         assert_eq!(codes(&fail(nvidia(), SourceKind::Nvml, refused)), ["no_permission"]);
     }
 
     #[test]
-    fn a_node_the_device_control_group_forbids_is_told_apart() {
+    fn a_node_denied_by_the_device_control_group_has_its_own_finding() {
         let mut evidence = contained(nvidia());
         nodes_mut(&mut evidence)[0].access = NodeAccess::Forbidden;
         assert_eq!(codes(&evidence), ["device_cgroup_forbids"]);
     }
 
     #[test]
-    fn missing_nodes_are_found_by_the_minor_numbers_of_the_devices() {
+    fn missing_nodes_are_found_by_minor_number() {
         let mut evidence = nvidia();
         nodes_mut(&mut evidence).retain(|node| node.name != "nvidia1" && node.name != "nvidia-uvm");
         assert_eq!(codes(&evidence), ["device_nodes_missing"]);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_said() {
+    fn unreadable_evidence_is_a_finding() {
         let mut evidence = nvidia();
         evidence.nvidia.kernel_text = Reported::Failed("Permission denied".into());
         assert_eq!(codes(&evidence), ["not_looked_at"]);
@@ -467,7 +467,7 @@ mod tests {
         }
         assert_eq!(codes(&with(amd(), &[(ROCR, "5")])), ["visible_devices_invalid"]);
         let finding = &diagnose(&with(nvidia(), &[(CUDA, "0,7")]))[0];
-        assert!(finding.summary.contains("see 1 devices"), "{}", finding.summary);
+        assert!(finding.summary.contains("see 1 of its devices"), "{}", finding.summary);
     }
 
     #[test]
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn two_variables_of_amd_at_once_are_found_and_counted_one_in_the_other() {
+    fn the_second_amd_list_numbers_the_devices_of_the_first() {
         assert_eq!(codes(&with(amd(), &[(ROCR, "0,1"), (HIP, "1")])), ["visible_devices_both"]);
         let nothing_left = codes(&with(amd(), &[(ROCR, "1"), (HIP, "1")]));
         assert_eq!(nothing_left, ["visible_devices_invalid", "visible_devices_both"]);

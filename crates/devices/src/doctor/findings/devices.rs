@@ -1,4 +1,4 @@
-//! What the devices themselves report.
+//! Checks of the devices: their own reports, the PCI bus and the kernel's log.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,103 +7,103 @@ use gpupool_core::{DeviceHealth, PciAddress, Percent, Vendor};
 use crate::detected_device::{DetectedDevice, DevicePartition};
 use crate::doctor::evidence::DoctorEvidence;
 use crate::doctor::findings::{DoctorFinding, DoctorSeverity};
-use crate::kernel_log::Said;
+use crate::kernel_log::FaultCount;
 use crate::nvml::xid;
 use crate::pci_bus::PciGpu;
 use crate::reported::Reported;
 
-/// From this temperature on a GPU slows down soon.
+/// Temperature near which GPUs throttle.
 const HOT_C: i16 = 90;
 
-/// A device is not there any more.
-pub(super) fn lost(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    let remedy = "It fell off the bus or stopped answering; other devices are not affected. Let their work end, then \
-                  reboot. If it happens again, look at its power supply, cooling and seating (`dmesg`, Xid 79).";
+/// Devices that are lost.
+pub(super) fn device_lost(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    let remedy = "The GPU fell off the bus or stopped responding; other devices are not affected. Wait for their work \
+                  to end, then reboot. If it happens again, check power supply, cooling and seating (Xid 79).";
     let finding = DoctorFinding::new("device_lost", DoctorSeverity::Error, "A GPU is lost.", remedy);
-    among(evidence, finding, |device| {
-        (device.health == Some(DeviceHealth::Lost)).then(|| "the driver says it is lost".to_owned())
+    for_devices(evidence, finding, |device| {
+        (device.health == Some(DeviceHealth::Lost)).then(|| "the driver reports it as lost".to_owned())
     })
 }
 
-/// A device says that it is not well.
-pub(super) fn unhealthy(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    let remedy = "It takes no new work. Reset it when it is free (`nvidia-smi --gpu-reset -i <number>`, `amd-smi reset \
-                  -G -g <number>`) or reboot; replace it if the errors come back.";
+/// Devices that report themselves unhealthy.
+pub(super) fn device_unhealthy(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    let remedy = "The GPU gets no new work. Reset it when it is free (`nvidia-smi --gpu-reset -i <number>`, `amd-smi \
+                  reset -G -g <number>`) or reboot; replace it if the errors return.";
     let finding = DoctorFinding::new("device_unhealthy", DoctorSeverity::Error, "A GPU is not healthy.", remedy);
-    among(evidence, finding, |device| match &device.health {
+    for_devices(evidence, finding, |device| match &device.health {
         Some(DeviceHealth::Unhealthy(why)) => Some(why.to_string()),
         _ => None,
     })
 }
 
-/// A device is about to slow down.
-pub(super) fn hot(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+/// Devices that are about to throttle.
+pub(super) fn device_hot(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Check fans, dust and air flow; lower the power limit (`nvidia-smi -pl <watts>`, `amd-smi set \
                   --power-cap <watts>`) until it is cooler.";
     let summary = format!("A GPU is at {HOT_C} °C or more and will slow down.");
     let finding = DoctorFinding::new("device_hot", DoctorSeverity::Warning, summary, remedy);
-    among(evidence, finding, |device| {
+    for_devices(evidence, finding, |device| {
         let celsius = device.temperature_c.value().filter(|celsius| **celsius >= HOT_C)?;
         Some(format!("it is at {celsius} °C"))
     })
 }
 
-/// MIG is on and nothing is cut: the mode survives a reboot, the instances do not.
+/// GPUs with MIG enabled but no instances: the mode survives a reboot, the instances do not.
 pub(super) fn mig_without_instances(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    let machine = evidence.machine();
+    let reading = evidence.merged_reading();
     let has_instances = |gpu: &DetectedDevice| {
-        machine.devices.iter().any(|device| {
+        reading.devices.iter().any(|device| {
             let Some(DevicePartition::Mig { parent_uuid, .. }) = &device.partition else { return false };
             let by_uuid = parent_uuid.is_some() && *parent_uuid == gpu.uuid;
             by_uuid || device.pci.is_some() && device.pci == gpu.pci
         })
     };
-    let remedy = "Such a GPU can do no work. Cut it again (`sudo nvidia-smi mig -cgi <profiles> -C`; nvidia-mig-parted \
-                  does it at each boot), or turn MIG off: `sudo nvidia-smi -i <number> -mig 0`.";
-    let summary = "MIG is on but no instance is made: the configuration is lost at each reboot.";
+    let remedy = "The GPU cannot run any work. Create instances (`sudo nvidia-smi mig -cgi <profiles> -C`; \
+                  nvidia-mig-parted does so at each boot), or turn MIG off: `sudo nvidia-smi -i <number> -mig 0`.";
+    let summary = "MIG is on but there are no instances: they are lost at each reboot.";
     let finding = DoctorFinding::new("mig_without_instances", DoctorSeverity::Warning, summary, remedy);
-    among(evidence, finding, |device| {
+    for_devices(evidence, finding, |device| {
         let bare = device.mig == Some(true) && !device.is_mig_instance() && !has_instances(device);
         bare.then(|| "MIG mode is enabled and it has no instances".to_owned())
     })
 }
 
-/// A device counts itself fully busy with nobody on it.
+/// Devices that report full utilization without any process.
 pub(super) fn utilization_stuck(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    // Elsewhere than on the host the list of processes is empty for another reason.
+    // Outside the host's namespace the process list is empty for another reason.
     if evidence.is_confined() {
         return Vec::new();
     }
-    let remedy = "The counter is known to stick after a program was killed: the load is not real. It clears when a \
-                  program uses the GPU and ends, or with a reset. gpupool refuses nothing by utilization alone.";
+    let remedy = "The counter can stick after a program was killed: the load is not real. It clears when a \
+                  program uses the GPU and ends, or with a reset. gpupool refuses nothing because of utilization.";
     let summary = "A GPU reports 100 % utilization with no process on it.";
     let finding = DoctorFinding::new("utilization_stuck", DoctorSeverity::Warning, summary, remedy);
-    among(evidence, finding, |device| {
-        let nobody = matches!(&device.processes, Reported::Value(processes) if processes.is_empty());
-        let full = device.utilization.value().is_some_and(|busy| *busy >= Percent::FULL);
-        (nobody && full).then(|| "utilization 100 %, no processes".to_owned())
+    for_devices(evidence, finding, |device| {
+        let is_unused = matches!(&device.processes, Reported::Value(processes) if processes.is_empty());
+        let is_full = device.utilization.value().is_some_and(|busy| *busy >= Percent::FULL);
+        (is_unused && is_full).then(|| "utilization 100 %, no processes".to_owned())
     })
 }
 
-/// A device that shares the host's memory.
+/// Devices that share the host's memory.
 pub(super) fn unified_memory(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    let remedy = "Nothing: such a GPU is shared by parts of its time, not by amounts of memory.";
+    let remedy = "No action is needed: gpupool shares such a GPU by time, not by memory.";
     let summary = "A GPU shares the memory of the host and has none of its own.";
     let finding = DoctorFinding::new("unified_memory", DoctorSeverity::Note, summary, remedy);
-    among(evidence, finding, |device| device.memory.unified.then(|| "its memory is the host's".to_owned()))
+    for_devices(evidence, finding, |device| device.memory.unified.then(|| "it uses the host's memory".to_owned()))
 }
 
-/// The finding with every device that `seen` says something of, or nothing.
-fn among(
+/// Adds every device for which `describe` returns a text to the finding.
+fn for_devices(
     evidence: &DoctorEvidence,
     finding: DoctorFinding,
-    seen: impl Fn(&DetectedDevice) -> Option<String>,
+    describe: impl Fn(&DetectedDevice) -> Option<String>,
 ) -> Vec<DoctorFinding> {
-    let machine = evidence.machine();
-    let identities = machine.identities();
-    let devices = machine.devices.iter().zip(&identities).filter_map(|(device, identity)| {
-        let what = seen(device)?;
-        // A whole GPU is named by its place, which other findings know too; a part of one by its own identity.
+    let reading = evidence.merged_reading();
+    let identities = reading.identities();
+    let devices = reading.devices.iter().zip(&identities).filter_map(|(device, identity)| {
+        let what = describe(device)?;
+        // A whole GPU is named by its PCI address, as in other findings; a partition by its own identity.
         let name = match (device.pci, &device.partition) {
             (Some(address), None) => address.to_string(),
             _ => identity.to_string(),
@@ -112,134 +112,137 @@ fn among(
         Some((format!("{name} ({model}): {what}"), name))
     });
     let (lines, names): (Vec<String>, Vec<String>) = devices.unzip();
-    vec![finding.because(lines).about(names)]
+    vec![finding.based_on(lines).about(names)]
 }
 
-// Whether the bus and the drivers agree on which GPUs there are, compared by numbers and never by spelling.
+// Agreement of the bus and the drivers about the GPUs, compared by address and never by spelling.
 
-/// A driven GPU is on the bus and no source of its vendor lists it.
-pub(super) fn not_reported(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+/// Driven GPUs on the bus that no source of their vendor lists.
+pub(super) fn gpu_not_reported(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let of_vendor = |(vendor, driver): (Vendor, &str)| {
-        let listed = listed(evidence, vendor)?;
+        let listed = listed_gpus(evidence, vendor)?;
         let is_left_out = |gpu: &&PciGpu| gpu.is_bound_to(driver) && !gpu.asleep && !listed.contains(&gpu.pci);
         let left_out: Vec<&PciGpu> = evidence.gpus_of(vendor).filter(is_left_out).collect();
         left_out.first()?;
         let (severity, summary, remedy) = if evidence.in_container() {
             (
                 DoctorSeverity::Note,
-                "A GPU on the PCI bus was not given to this container.",
-                "Nothing, if that is meant. Else start the container with all devices: `--gpus all` for NVIDIA, \
-                 `--device=/dev/kfd --device=/dev/dri` for AMD.",
+                "A GPU on the PCI bus is not available in this container.",
+                "No action is needed if this is intended. Otherwise start the container with all devices: `--gpus all` \
+                 for NVIDIA, `--device=/dev/kfd --device=/dev/dri` for AMD.",
             )
         } else {
             (
                 DoctorSeverity::Error,
-                "A GPU on the PCI bus is not among those its driver reports.",
-                "It may have fallen off the bus or failed to start: look for it in `dmesg` (NVRM, Xid 79, amdgpu). \
-                 Reset or reboot; if it comes back so, check its power, seating and riser.",
+                "A GPU on the PCI bus is missing from its driver's list.",
+                "The GPU may have fallen off the bus or failed to start: search `dmesg` for NVRM, Xid 79 or amdgpu. \
+                 Reset it or reboot; if the problem returns, check its power, seating and riser.",
             )
         };
         let finding = DoctorFinding::new("gpu_not_reported", severity, summary, remedy)
-            .because([format!("the sources list {} of {}", listed.len(), evidence.gpus_of(vendor).count())])
-            .because(left_out.iter().map(|gpu| format!("{} is bound to {driver} and not listed", gpu.pci)))
+            .based_on([format!("the sources list {} of {} GPUs", listed.len(), evidence.gpus_of(vendor).count())])
+            .based_on(left_out.iter().map(|gpu| format!("{} is bound to {driver} but not listed", gpu.pci)))
             .about(left_out.iter().map(|gpu| gpu.pci));
         Some(finding)
     };
     [(Vendor::Nvidia, "nvidia"), (Vendor::Amd, "amdgpu")].into_iter().filter_map(of_vendor).collect()
 }
 
-/// A source lists a GPU that is not on the bus any more.
-pub(super) fn not_on_bus(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    // Under WSL devices come from the host of the virtual machine and are on no bus of it.
+/// Listed GPUs that are no longer on the bus.
+pub(super) fn gpu_not_on_bus(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    // Under WSL, devices belong to the host of the virtual machine and are on no bus of the guest.
     let is_wsl = evidence.kernel_release.value().is_some_and(|release| release.to_lowercase().contains("microsoft"));
     let Some(gpus) = evidence.gpus.value().filter(|_| !is_wsl) else { return Vec::new() };
     let on_bus: BTreeSet<PciAddress> = gpus.iter().map(|gpu| gpu.pci).collect();
-    let listed = [Vendor::Nvidia, Vendor::Amd].into_iter().filter_map(|vendor| listed(evidence, vendor)).flatten();
+    let listed = [Vendor::Nvidia, Vendor::Amd].into_iter().filter_map(|vendor| listed_gpus(evidence, vendor)).flatten();
     let gone: BTreeSet<PciAddress> = listed.filter(|address| !on_bus.contains(address)).collect();
-    let remedy = "It was removed or fell off the bus after the driver started. Give it no work; `echo 1 | sudo tee \
-                  /sys/bus/pci/rescan` may bring it back, else reboot.";
+    let remedy = "The GPU was removed or fell off the bus after the driver started. Do not use it; `echo 1 | sudo tee \
+                  /sys/bus/pci/rescan` may restore it, otherwise reboot.";
     let summary = "The driver lists a GPU that is not on the PCI bus.";
     let finding = DoctorFinding::new("gpu_not_on_bus", DoctorSeverity::Warning, summary, remedy)
-        .because(gone.iter().map(|address| format!("{address} is not in /sys/bus/pci/devices")))
+        .based_on(gone.iter().map(|address| format!("{address} is not in /sys/bus/pci/devices")))
         .about(&gone);
     vec![finding]
 }
 
-/// A GPU sleeps to save power; it is well.
-pub(super) fn asleep(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+/// Healthy GPUs that are suspended to save power.
+pub(super) fn gpu_asleep(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let sleeping = evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.asleep);
-    let remedy = "Nothing: it wakes when it is used, and is not read until then. To keep it awake, write `on` to its \
-                  power/control file.";
-    let summary = "A GPU is asleep to save power, so it reports nothing now.";
+    let remedy = "No action is needed: the GPU wakes when it is used, and is not read until then. To keep it awake, \
+                  write `on` to its power/control file.";
+    let summary = "A GPU is suspended to save power and reports no values.";
     let finding = DoctorFinding::new("gpu_asleep", DoctorSeverity::Note, summary, remedy)
-        .because(sleeping.clone().map(|gpu| format!("{}: power/runtime_status is suspended", gpu.pci)))
+        .based_on(sleeping.clone().map(|gpu| format!("{}: power/runtime_status is suspended", gpu.pci)))
         .about(sleeping.map(|gpu| gpu.pci));
     vec![finding]
 }
 
-/// There is nothing to share.
+/// Machine without a GPU to share.
 pub(super) fn no_gpu(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let usable = [Vendor::Nvidia, Vendor::Amd].into_iter().any(|vendor| evidence.gpus_of(vendor).next().is_some());
-    if usable || !evidence.machine().devices.is_empty() {
+    if usable || !evidence.merged_reading().devices.is_empty() {
         return Vec::new();
     }
     let others = evidence.gpus.value().into_iter().flatten();
     let other = |gpu: &PciGpu| format!("{}: PCI device {}, not supported", gpu.pci, gpu.ids());
     let seen = match &evidence.gpus {
         crate::Reported::Value(_) => "no NVIDIA or AMD GPU on the PCI bus".to_owned(),
-        _ => "the PCI bus cannot be seen".to_owned(),
+        _ => "the PCI bus cannot be read".to_owned(),
     };
-    let remedy = "If there should be one: `lspci -nn | grep -i -e vga -e 3d -e accel` shows what the machine sees; in a \
-                  virtual machine it must be passed through. To try gpupool without a GPU, simulate some with \
-                  `--simulate`.";
-    let summary = "There is no GPU on this machine that can be shared.";
-    vec![DoctorFinding::new("no_gpu", DoctorSeverity::Note, summary, remedy).because([seen]).because(others.map(other))]
+    let remedy = "If you expect a GPU, look for it with `lspci -nn | grep -i -e vga -e 3d -e accel`; in a virtual \
+                  machine it must be passed through. To try gpupool without a GPU, simulate some with `--simulate`.";
+    let summary = "This machine has no GPU that can be shared.";
+    vec![
+        DoctorFinding::new("no_gpu", DoctorSeverity::Note, summary, remedy)
+            .based_on([seen])
+            .based_on(others.map(other)),
+    ]
 }
 
-/// The addresses the sources of a vendor list; `None` where none answered or one leaves an address out.
-fn listed(evidence: &DoctorEvidence, vendor: Vendor) -> Option<BTreeSet<PciAddress>> {
-    let answers: Vec<_> = evidence.answers_about(vendor).collect();
-    if answers.is_empty() {
+/// Returns the addresses that the sources of a vendor list; `None` without a reading or if an address is missing.
+fn listed_gpus(evidence: &DoctorEvidence, vendor: Vendor) -> Option<BTreeSet<PciAddress>> {
+    let readings: Vec<_> = evidence.readings_of(vendor).collect();
+    if readings.is_empty() {
         return None;
     }
-    answers.iter().flat_map(|answer| &answer.devices).map(|device| device.pci).collect()
+    readings.iter().flat_map(|reading| &reading.devices).map(|device| device.pci).collect()
 }
 
-// What the kernel's log says went wrong, device by device.
+// Faults in the kernel's log, by device.
 
-/// The log speaks of trouble with a device.
-pub(super) fn trouble(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    let mut devices: BTreeMap<Option<PciAddress>, Vec<&Said>> = BTreeMap::new();
-    for said in &evidence.kernel_log {
-        devices.entry(said.pci).or_default().push(said);
+/// Devices with faults in the kernel's log.
+pub(super) fn kernel_log_faults(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
+    let mut by_device: BTreeMap<Option<PciAddress>, Vec<&FaultCount>> = BTreeMap::new();
+    for counted in &evidence.kernel_log {
+        by_device.entry(counted.pci).or_default().push(counted);
     }
-    devices.into_iter().map(|(pci, said)| finding(pci, &said)).collect()
+    by_device.into_iter().map(|(pci, faults)| fault_finding(pci, &faults)).collect()
 }
 
-fn finding(pci: Option<PciAddress>, said: &[&Said]) -> DoctorFinding {
-    let severity = match said.iter().map(|said| said.trouble.severity()).max() {
-        Some(xid::Severity::Unhealthy) => DoctorSeverity::Error,
-        Some(xid::Severity::Warn) => DoctorSeverity::Warning,
-        Some(xid::Severity::Application) | None => DoctorSeverity::Note,
+fn fault_finding(pci: Option<PciAddress>, faults: &[&FaultCount]) -> DoctorFinding {
+    let severity = match faults.iter().map(|counted| counted.fault.severity()).max() {
+        Some(xid::XidSeverity::Unhealthy) => DoctorSeverity::Error,
+        Some(xid::XidSeverity::Warn) => DoctorSeverity::Warning,
+        Some(xid::XidSeverity::Application) | None => DoctorSeverity::Note,
     };
     let summary = match (severity, pci) {
-        (DoctorSeverity::Note, Some(_)) => "Programs failed on a GPU, as the kernel's log tells; the GPU is fine.",
-        (DoctorSeverity::Note, None) => "Programs failed on GPUs, as the kernel's log tells; the GPUs are fine.",
-        (_, Some(_)) => "The kernel's log tells of trouble with a GPU.",
-        (_, None) => "The kernel's log tells of trouble with GPUs that it does not name.",
+        (DoctorSeverity::Note, Some(_)) => "The kernel's log shows programs that failed on a GPU; the GPU is fine.",
+        (DoctorSeverity::Note, None) => "The kernel's log shows programs that failed on GPUs; the GPUs are fine.",
+        (_, Some(_)) => "The kernel's log shows faults of a GPU.",
+        (_, None) => "The kernel's log shows faults of GPUs that it does not name.",
     };
-    DoctorFinding::new("kernel_log_trouble", severity, summary, remedy(said))
-        .because(said.iter().map(|said| said.trouble.counted(said.count)))
+    DoctorFinding::new("kernel_log_trouble", severity, summary, fault_remedy(faults))
+        .based_on(faults.iter().map(|counted| counted.fault.describe(counted.count)))
         .about(pci)
 }
 
-/// What to do about each, and what there is to do where nothing speaks against the device.
-fn remedy(said: &[&Said]) -> String {
-    let advice = said.iter().filter(|said| !said.trouble.remedy().is_empty());
+/// Joins the remedies of all faults, or refers to the programs if no fault concerns the device.
+fn fault_remedy(faults: &[&FaultCount]) -> String {
+    let advice = faults.iter().filter(|counted| !counted.fault.remedy().is_empty());
     let lines: BTreeSet<String> =
-        advice.map(|said| format!("After {}: {}.", said.trouble.name(), said.trouble.remedy())).collect();
+        advice.map(|counted| format!("After {}: {}.", counted.fault.name(), counted.fault.remedy())).collect();
     match lines.is_empty() {
-        true => "Nothing for the GPU: look at the programs that ran on it.".to_owned(),
+        true => "The GPU needs no action: check the programs that ran on it.".to_owned(),
         false => Vec::from_iter(lines).join(" "),
     }
 }
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn full_utilization_is_only_strange_with_nobody_there_and_where_one_would_see_them() {
+    fn full_utilization_is_found_only_without_processes_on_the_host() {
         let mut evidence = nvidia();
         device_mut(&mut evidence, 0).utilization = Reported::Value(Percent::FULL);
         assert_eq!(codes(&evidence), ["utilization_stuck"]);
@@ -331,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_without_an_address_accuse_nobody() {
+    fn devices_without_an_address_cause_no_finding() {
         let mut evidence = nvidia();
         device_mut(&mut evidence, 1).pci = None;
         assert_eq!(codes(&evidence), [""; 0]);
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn each_device_the_log_accuses_is_named_with_number_meaning_and_remedy() {
+    fn each_faulty_device_in_the_log_has_counts_meaning_and_remedy() {
         let log = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01\n\
                    NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.\n\
                    NVRM: Xid (PCI:0000:01:00): 13, pid=1\nNVRM: Xid (PCI:0000:01:00): 13, pid=1\n\
@@ -384,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_wrong_before_the_last_boot_and_what_is_no_trouble_is_not_found() {
+    fn faults_before_the_last_boot_and_other_lines_are_not_found() {
         let quiet = "amdgpu: ring gfx uses VM inv eng 0\nusb: probe of 1-1 failed";
         assert_eq!(codes(&amd().with_kernel_log(quiet)), [""; 0]);
         let rebooted = "NVRM: Xid (PCI:0000:01:00): 79\nLinux version 6.8.0 (a@b) (gcc 13) #1\n";

@@ -1,4 +1,4 @@
-//! What the evidence means. Each check is a pure function of its own; adding one is adding a line to the table.
+//! Evaluation of the evidence. Each check is a pure function; a new check needs one line in the table.
 
 mod access;
 mod devices;
@@ -11,15 +11,15 @@ use serde::Serialize;
 use crate::doctor::evidence::DoctorEvidence;
 use crate::pci_bus::PciGpu;
 
-/// How bad a finding is, worst first.
+/// Severity of a finding, worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DoctorSeverity {
     /// Devices cannot be used.
     Error,
-    /// They can, and not as they should.
+    /// Devices work, but not as they should.
     Warning,
-    /// Good to know.
+    /// Information without a problem.
     Note,
 }
 
@@ -33,20 +33,19 @@ impl fmt::Display for DoctorSeverity {
     }
 }
 
-/// One thing that is wrong or good to know.
+/// Problem or noteworthy fact about a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
-    /// Its name for programs, which never changes.
+    /// Stable name for programs.
     pub code: &'static str,
-    /// How bad it is.
     pub severity: DoctorSeverity,
-    /// What it is, in one sentence.
+    /// Description in one sentence.
     pub summary: String,
-    /// What was seen that says so.
+    /// Observations that support the finding.
     pub evidence: Vec<String>,
-    /// What to do.
+    /// Next steps.
     pub remedy: String,
-    /// The devices it is about; empty where it is about the machine.
+    /// Affected devices; empty if the finding concerns the machine.
     pub devices: Vec<String>,
 }
 
@@ -61,73 +60,73 @@ impl DoctorFinding {
         Self { code, severity, summary, evidence: Vec::new(), remedy, devices: Vec::new() }
     }
 
-    /// Adds what was seen.
-    fn because(mut self, lines: impl IntoIterator<Item = String>) -> Self {
-        self.evidence.extend(lines.into_iter().take(Self::LINES.saturating_sub(self.evidence.len())));
+    /// Adds observations.
+    fn based_on(mut self, lines: impl IntoIterator<Item = String>) -> Self {
+        self.evidence.extend(lines.into_iter().take(Self::MAX_EVIDENCE_LINES.saturating_sub(self.evidence.len())));
         self
     }
 
-    /// Adds the devices it is about.
+    /// Adds affected devices.
     fn about<D: fmt::Display>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
         self.devices.extend(devices.into_iter().map(|device| device.to_string()));
         self
     }
 
-    /// Adds GPUs of the bus: how each is seen there, and that it is about them.
-    fn on_bus<'a>(self, gpus: impl Iterator<Item = &'a PciGpu> + Clone) -> Self {
+    /// Adds GPUs of the bus as observations and as affected devices.
+    fn about_gpus<'a>(self, gpus: impl Iterator<Item = &'a PciGpu> + Clone) -> Self {
         let seen = |gpu: &PciGpu| {
             let driver = gpu.driver.as_deref().map_or("no driver".to_owned(), |driver| format!("driver {driver}"));
             format!("{}: PCI device {}, {driver}", gpu.pci, gpu.ids())
         };
-        self.because(gpus.clone().map(seen)).about(gpus.map(|gpu| gpu.pci))
+        self.based_on(gpus.clone().map(seen)).about(gpus.map(|gpu| gpu.pci))
     }
 
-    /// So many lines of evidence are kept of one finding.
-    const LINES: usize = 64;
+    /// Maximum number of observations of one finding.
+    const MAX_EVIDENCE_LINES: usize = 64;
 }
 
-/// A finding without evidence is none, so a check that finds nothing may give one without.
-type Check = fn(&DoctorEvidence) -> Vec<DoctorFinding>;
+/// Function that returns findings. One without observations is dropped, so a check may return it unconditionally.
+type DiagnosticCheck = fn(&DoctorEvidence) -> Vec<DoctorFinding>;
 
-/// Every check there is, in the order in which findings of one severity are told.
-const CHECKS: &[Check] = &[
+/// All checks, in the order in which findings of equal severity are shown.
+const CHECKS: &[DiagnosticCheck] = &[
     driver::version_mismatch,
-    driver::not_driven,
-    driver::nouveau,
+    driver::driver_missing,
+    driver::nouveau_in_use,
     driver::legacy_radeon,
     driver::passed_through,
-    driver::unresponsive,
-    driver::failed,
+    driver::driver_unresponsive,
+    driver::source_failed,
     driver::library_missing,
     access::no_permission,
     access::forbidden_by_control_group,
-    access::missing,
-    devices::not_reported,
-    devices::not_on_bus,
-    devices::lost,
-    devices::unhealthy,
-    devices::hot,
+    access::nodes_missing,
+    devices::gpu_not_reported,
+    devices::gpu_not_on_bus,
+    devices::device_lost,
+    devices::device_unhealthy,
+    devices::device_hot,
     devices::mig_without_instances,
     devices::utilization_stuck,
-    access::invalid_entries,
-    access::hide_all,
-    access::both_amd,
-    devices::trouble,
+    access::invalid_device_list,
+    access::all_devices_hidden,
+    access::both_amd_lists,
+    devices::kernel_log_faults,
     access::other_pid_namespace,
-    access::limits_missing,
+    access::cgroup_limits_missing,
     devices::unified_memory,
-    devices::asleep,
+    devices::gpu_asleep,
     driver::persistence_off,
     driver::rocm_tools_missing,
-    driver::warned,
+    driver::source_warned,
     devices::no_gpu,
-    access::not_looked_at,
+    access::unreadable_evidence,
 ];
 
-/// What is wrong on a machine, worst first.
+/// Returns the findings on a machine, worst first.
 pub fn diagnose(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
-    let told = CHECKS.iter().flat_map(|check| check(evidence));
-    let mut findings: Vec<DoctorFinding> = told.filter(|finding| !finding.evidence.is_empty()).collect();
+    let findings = CHECKS.iter().flat_map(|check| check(evidence));
+    let mut findings: Vec<DoctorFinding> = findings.filter(|finding| !finding.evidence.is_empty()).collect();
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
@@ -145,12 +144,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_at_all_to_look_at_is_said_and_not_feared() {
+    fn a_machine_without_evidence_has_only_a_note() {
         assert_eq!(codes(&DoctorEvidence::default()), ["no_gpu"]);
     }
 
     #[test]
-    fn the_worst_is_told_first() {
+    fn the_worst_finding_comes_first() {
         let mut evidence = nvidia();
         evidence.persistence_daemon = Reported::Value(false);
         evidence.nodes = Reported::Value(Vec::new());
@@ -159,7 +158,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_finding_says_what_it_is_and_what_to_do() {
+    fn every_finding_has_summary_evidence_and_remedy() {
         for finding in samples::every_kind() {
             assert!(finding.summary.ends_with('.') && finding.remedy.ends_with('.'), "{finding:?}");
             assert!(!finding.evidence.is_empty(), "{finding:?}");
@@ -169,7 +168,7 @@ pub(super) mod tests {
     #[test]
     fn a_finding_is_plain_data_for_programs() {
         let finding = DoctorFinding::new("no_gpu", DoctorSeverity::Note, "None.", "Look.")
-            .because(["seen".to_owned()])
+            .based_on(["seen".to_owned()])
             .about(["x"]);
         let json = serde_json::to_value(&finding).unwrap();
         let expected = serde_json::json!({"code": "no_gpu", "severity": "note", "summary": "None.",
@@ -177,7 +176,7 @@ pub(super) mod tests {
         assert_eq!(json, expected);
     }
 
-    /// Healthy machines that tests break in one place.
+    /// Healthy machines, for tests that break one thing.
     pub(crate) mod samples {
         use std::collections::{BTreeMap, BTreeSet};
         use std::time::Duration;
@@ -187,8 +186,8 @@ pub(super) mod tests {
         use crate::address::parse_pci_address;
         use crate::detected_device::{DetectedDevice, MemoryReading};
         use crate::doctor::evidence::{
-            CgroupMode, CgroupSupport, ContainerEvidence, DeviceNode, DoctorEvidence, Group, NodeAccess,
-            NvidiaVersions, SourceResult, User,
+            CgroupMode, CgroupSupport, ContainerEvidence, CurrentUser, DeviceNode, DoctorEvidence, NodeAccess,
+            NvidiaVersions, SourceResult, UserGroup,
         };
         use crate::doctor::findings::{DoctorFinding, diagnose};
         use crate::pci_bus::PciGpu;
@@ -196,10 +195,10 @@ pub(super) mod tests {
         use crate::source::{SourceError, SourceKind};
         use crate::source_reading::SourceReading;
 
-        /// Where the two GPUs of a sample are.
-        const PLACES: [&str; 2] = ["0000:01:00.0", "0000:c1:00.0"];
+        /// PCI addresses of the two GPUs of a sample.
+        const PCI_ADDRESSES: [&str; 2] = ["0000:01:00.0", "0000:c1:00.0"];
 
-        /// The codes of what is found.
+        /// Returns the codes of all findings.
         pub(crate) fn codes(evidence: &DoctorEvidence) -> Vec<&'static str> {
             diagnose(evidence).iter().map(|finding| finding.code).collect()
         }
@@ -228,7 +227,7 @@ pub(super) mod tests {
             }
         }
 
-        /// The same machine seen from a container that was given its devices.
+        /// The same machine, seen from a container with all devices.
         pub(crate) fn contained(mut evidence: DoctorEvidence) -> DoctorEvidence {
             evidence.confinement.container = vec!["/.dockerenv exists".into()];
             evidence
@@ -250,22 +249,21 @@ pub(super) mod tests {
 
         /// The same machine with one source failing.
         pub(crate) fn fail(mut evidence: DoctorEvidence, kind: SourceKind, error: SourceError) -> DoctorEvidence {
-            evidence.sources.retain(|answer| answer.kind != kind);
+            evidence.sources.retain(|source| source.kind != kind);
             evidence.sources.push(failing(kind, error));
             evidence
         }
 
-        /// The answer of a source that failed.
+        /// Outcome of a source that failed.
         pub(crate) fn failing(kind: SourceKind, error: SourceError) -> SourceResult {
             SourceResult { kind, result: Err(error) }
         }
 
         /// A device of the first source.
-        pub(crate) fn device_mut(evidence: &mut DoctorEvidence, place: usize) -> &mut DetectedDevice {
-            &mut evidence.sources[0].result.as_mut().unwrap().devices[place]
+        pub(crate) fn device_mut(evidence: &mut DoctorEvidence, position: usize) -> &mut DetectedDevice {
+            &mut evidence.sources[0].result.as_mut().unwrap().devices[position]
         }
 
-        /// The device nodes.
         pub(crate) fn nodes_mut(evidence: &mut DoctorEvidence) -> &mut Vec<DeviceNode> {
             match &mut evidence.nodes {
                 Reported::Value(nodes) => nodes,
@@ -273,7 +271,7 @@ pub(super) mod tests {
             }
         }
 
-        /// A machine on which much is wrong at once, to have findings of many kinds.
+        /// Findings of many kinds, from machines with many problems.
         pub(crate) fn every_kind() -> Vec<DoctorFinding> {
             let mut broken = nvidia().with_kernel_log("NVRM: Xid (PCI:0000:01:00): 79");
             device_mut(&mut broken, 0).health = Some(DeviceHealth::Lost);
@@ -296,8 +294,11 @@ pub(super) mod tests {
             other.variables =
                 BTreeMap::from([("ROCR_VISIBLE_DEVICES", "1".into()), ("HIP_VISIBLE_DEVICES", "1".into())]);
             other.confinement.host_pids = Reported::Value(false);
-            other.confinement.cgroup =
-                Reported::Value(CgroupSupport { mode: CgroupMode::Legacy, controllers: BTreeSet::new(), kill: false });
+            other.confinement.cgroup = Reported::Value(CgroupSupport {
+                mode: CgroupMode::Legacy,
+                controllers: BTreeSet::new(),
+                has_kill: false,
+            });
             other.tools = BTreeMap::from([(SourceKind::AmdSmi, None), (SourceKind::RocmSmi, None)]);
             let mismatch = SourceError::VersionMismatch("x".into());
             let machines = [
@@ -314,19 +315,19 @@ pub(super) mod tests {
         }
 
         fn machine(vendor: Vendor, source: SourceKind, driver: &str) -> DoctorEvidence {
-            let mut snapshot = SourceReading::default();
-            for (place, minor) in PLACES.iter().zip(0..) {
-                snapshot.push(device(vendor, place, minor));
+            let mut reading = SourceReading::default();
+            for (pci, minor) in PCI_ADDRESSES.iter().zip(0..) {
+                reading.push(device(vendor, pci, minor));
             }
             let tool = Some("/usr/bin/tool".into());
             let controllers = ["cpu", "memory", "pids"].map(str::to_owned);
             DoctorEvidence {
-                gpus: Reported::Value(PLACES.iter().map(|place| on_bus(vendor, place, driver)).collect()),
-                sources: vec![SourceResult { kind: source, result: Ok(snapshot) }],
-                user: User {
+                gpus: Reported::Value(PCI_ADDRESSES.iter().map(|pci| bus_gpu(vendor, pci, driver)).collect()),
+                sources: vec![SourceResult { kind: source, result: Ok(reading) }],
+                user: CurrentUser {
                     uid: 1000,
                     gids: vec![1000],
-                    groups: Reported::Value(vec![Group { gid: 110, name: "render".into(), lists_user: false }]),
+                    groups: Reported::Value(vec![UserGroup { gid: 110, name: "render".into(), lists_user: false }]),
                 },
                 confinement: ContainerEvidence {
                     container: Vec::new(),
@@ -334,7 +335,7 @@ pub(super) mod tests {
                     cgroup: Reported::Value(CgroupSupport {
                         mode: CgroupMode::Unified,
                         controllers: controllers.into(),
-                        kill: true,
+                        has_kill: true,
                     }),
                 },
                 kernel_release: Reported::Value("6.8.0-45-generic".into()),
@@ -345,7 +346,7 @@ pub(super) mod tests {
             }
         }
 
-        fn device(vendor: Vendor, place: &str, minor: u32) -> DetectedDevice {
+        fn device(vendor: Vendor, pci: &str, minor: u32) -> DetectedDevice {
             let number = minor + 1;
             let uuid = match vendor {
                 Vendor::Nvidia => format!("GPU-00000000-0000-0000-0000-{number:012}"),
@@ -356,7 +357,7 @@ pub(super) mod tests {
                 minor: Some(if vendor == Vendor::Nvidia { minor } else { 128 + minor }),
                 name: Some("sample".into()),
                 uuid: Some(uuid.into()),
-                pci: parse_pci_address(place),
+                pci: parse_pci_address(pci),
                 memory: MemoryReading { total: Reported::Value(Bytes(24 << 30)), ..MemoryReading::default() },
                 utilization: Reported::Value(Percent(0)),
                 temperature_c: Reported::Value(40),
@@ -366,16 +367,16 @@ pub(super) mod tests {
             }
         }
 
-        fn on_bus(vendor: Vendor, place: &str, driver: &str) -> PciGpu {
+        fn bus_gpu(vendor: Vendor, pci: &str, driver: &str) -> PciGpu {
             PciGpu {
-                pci: parse_pci_address(place).unwrap(),
+                pci: parse_pci_address(pci).unwrap(),
                 vendor,
                 vendor_id: Some(if vendor == Vendor::Nvidia { 0x10de } else { 0x1002 }),
                 device_id: Some(0x1234),
                 driver: Some(driver.into()),
                 numa: None,
                 asleep: false,
-                way: Vec::new(),
+                bus_path: Vec::new(),
             }
         }
 
