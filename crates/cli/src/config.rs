@@ -11,7 +11,6 @@ use gpupool_config::{
 
 use crate::output::print_output;
 
-/// Configuration commands.
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Print every setting in effect and its origin.

@@ -130,7 +130,6 @@ fn read_machine() -> anyhow::Result<DeviceListing> {
     Ok(listing)
 }
 
-/// Reads simulated devices.
 fn list_simulated(spec: &str) -> anyhow::Result<DeviceListing> {
     let (mut source, _control) = SimulatedSource::new(&SimulationSpec::load(spec)?, monotonic_clock());
     Ok(DeviceListing { snapshot: source.read()?, error: None })

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use crate::output::print_output;
 use crate::units::{mib_rounded_up, plural};
 
-/// Kubernetes commands.
 #[derive(Subcommand)]
 pub(crate) enum KubeCommand {
     /// Report the GPU request of each pod in a manifest.

@@ -40,7 +40,6 @@ Examples:
   gpupool lease acquire --gpus 2 --hold    # until Ctrl-C
   gpupool lease list --all --owner alice";
 
-/// Lease commands.
 #[derive(Subcommand)]
 pub(crate) enum LeaseCommand {
     /// Acquire a lease and print it as JSON.
@@ -242,11 +241,11 @@ async fn deliver_lease(
     client: &AgentClient,
     guard: LeaseGuard,
     signals: &mut SignalListener,
-    granting_endpoint: Option<String>,
+    endpoint: Option<String>,
 ) -> anyhow::Result<ExitCode> {
-    let of = granting_endpoint.as_ref().map(|endpoint| format!(" of {endpoint}")).unwrap_or_default();
+    let of = endpoint.as_ref().map(|endpoint| format!(" of {endpoint}")).unwrap_or_default();
     let print_lease = |mut lease: LeaseBody| {
-        if let Some(endpoint) = granting_endpoint {
+        if let Some(endpoint) = endpoint {
             lease.env.insert(job::LEASE_ENDPOINT.into(), Some(endpoint));
         }
         if arguments.export { print_text(&export_lines(&lease)) } else { print_json(&lease) }

@@ -81,7 +81,6 @@ impl MessagePrinter {
         }
     }
 
-    /// Prints a warning.
     pub fn warn(&self, text: impl Display) {
         let say = || drop(writeln!(io::stderr().lock(), "gpupool: {text}"));
         match &self.bars {
@@ -106,7 +105,6 @@ pub(crate) struct ProgressLine {
 const LINE_WIDTH: usize = 80;
 
 impl ProgressLine {
-    /// Replaces the line.
     pub fn show(&mut self, text: &str) {
         let width = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
         let width = if width == 0 { LINE_WIDTH } else { width };

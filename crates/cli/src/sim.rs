@@ -18,7 +18,6 @@ use gpupool_sim::{NodeOrdering, Scenario, WorkloadSource};
 
 use crate::output::print_output;
 
-/// Simulation commands.
 #[derive(Subcommand)]
 pub(crate) enum SimCommand {
     /// Replay placement traces and report how much GPU capacity stays unallocated.

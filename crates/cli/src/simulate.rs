@@ -11,7 +11,6 @@ use crate::endpoint_args::{EndpointArgs, call_agent};
 use crate::output::print_output;
 use crate::terminal::{TableColumn, TextStyle, TextTable};
 
-/// Fault commands.
 #[derive(Subcommand)]
 pub(crate) enum SimulateCommand {
     /// Inject a fault that lasts until it is cleared.

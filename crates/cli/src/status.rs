@@ -379,7 +379,6 @@ fn queue_table(waiting: &[LeaseBody], now: Timestamp) -> TextTable<6> {
     table
 }
 
-/// Summarizes a request.
 pub(crate) fn describe_request(request: &RequestSummary) -> String {
     let gpus = if request.gpus == 0 { "no GPU".to_owned() } else { plural(request.gpus, "GPU") };
     match (request.fraction, request.memory_mib) {

@@ -63,7 +63,6 @@ pub(crate) enum TextStyle {
     Odd,
 }
 
-/// Separator of columns.
 const GAP: &str = "  ";
 
 /// Layout of a table column.
@@ -130,7 +129,6 @@ impl<const N: usize> TextTable<N> {
         if self.is_empty() { sentence.into() } else { self.render(TerminalFormat::of_stdout()) }
     }
 
-    /// Renders the table.
     pub fn render(&self, format: TerminalFormat) -> String {
         let widths = self.column_widths(format.width.unwrap_or(usize::MAX));
         let headings = self.columns.map(|column| column.heading.to_owned());

@@ -20,7 +20,6 @@ use crate::endpoint_args::{EndpointArgs, call_agent};
 use crate::output::{UsageError, print_note, print_output};
 use crate::terminal::{TableColumn, TextStyle, TextTable, sanitize};
 
-/// Token commands.
 #[derive(Subcommand)]
 pub(crate) enum TokenCommand {
     /// Create a token and print its secret, which is not shown again.

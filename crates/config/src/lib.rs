@@ -4,7 +4,7 @@
 //! - [`load_config()`]: resolves flags > environment > file > default and reports all mistakes at once. No I/O.
 //! - [`ConfigInputs::from_system`]: reads the environment and finds the file.
 //! - [`check_config()`]: errors and likely mistakes with remedies; [`MachineFacts::gather`] inspects files, directories
-//! and the port.
+//!   and the port.
 //! - [`LoadedConfig`]: the configuration in effect; `as_text`, `as_json`, `client_endpoints`, `changes`.
 
 mod check;

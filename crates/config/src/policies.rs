@@ -79,42 +79,40 @@ fn read_policy(
     at: usize,
     node: RawValue<'_>,
 ) -> Option<RequestPolicy> {
-    let mut fields = RuleTable::open(from, path, at, node)?;
+    let mut rules = RuleTable::open(from, path, at, node)?;
     let rules_at_api = RequestPolicy::default();
     let mut applies_to = PolicyMatch::default();
     let mut name = default_name;
     if scope == PolicyScope::Matching {
-        name = fields.take_value("name", &value::owner()).unwrap_or(name);
-        applies_to.owners = to_shared(fields.take_value("owners", &list(value::owner())));
-        applies_to.sizes = fields.take_value("sizes", &list(value::size())).unwrap_or_default();
-        applies_to.labels = fields.take_labels("labels");
+        name = rules.take("name", &value::owner()).unwrap_or(name);
+        applies_to.owners = to_shared(rules.take("owners", &list(value::owner())));
+        applies_to.sizes = rules.take("sizes", &list(value::size())).unwrap_or_default();
+        applies_to.labels = rules.take_labels("labels");
     }
     let policy = RequestPolicy {
         name: name.into(),
         applies_to,
-        strategy: fields.take_value("strategy", &value::strategy()),
-        min_share: fields.take_value("min_fraction", &value::fraction()).or(rules_at_api.min_share),
-        max_share: fields.take_value("max_fraction", &value::fraction()),
-        max_memory: fields.take_value("max_memory", &value::memory()),
-        sharing_allowed: fields.take_value("sharing", &value::boolean()).unwrap_or(rules_at_api.sharing_allowed),
-        isolation_allowed: fields.take_value("isolation", &list(value::isolation())).unwrap_or_default(),
-        priority_boost: fields.take_value("priority_boost", &value::whole(-MAX_PRIORITY..=MAX_PRIORITY)).unwrap_or(0),
-        max_duration: fields
-            .take_value("max_duration", &value::seconds(0.001..=MAX_DURATION_SECS))
+        strategy: rules.take("strategy", &value::strategy()),
+        min_share: rules.take("min_fraction", &value::fraction()).or(rules_at_api.min_share),
+        max_share: rules.take("max_fraction", &value::fraction()),
+        max_memory: rules.take("max_memory", &value::memory()),
+        sharing_allowed: rules.take("sharing", &value::boolean()).unwrap_or(rules_at_api.sharing_allowed),
+        isolation_allowed: rules.take("isolation", &list(value::isolation())).unwrap_or_default(),
+        priority_boost: rules.take("priority_boost", &value::whole(-MAX_PRIORITY..=MAX_PRIORITY)).unwrap_or(0),
+        max_duration: rules
+            .take("max_duration", &value::seconds(0.001..=MAX_DURATION_SECS))
             .map(|time| Millis(time.as_millis() as u64)),
-        node_selector: Arc::new(fields.take_labels("node_selector")),
-        preferred_models: to_shared(fields.take_value("prefer_models", &list(value::owner()))).into(),
-        max_allocations: fields
-            .take_value("max_allocations", &value::whole(1..=1_000))
-            .or(rules_at_api.max_allocations),
-        gpu_required: fields.take_value("gpu_required", &value::boolean()).unwrap_or(rules_at_api.gpu_required),
+        node_selector: Arc::new(rules.take_labels("node_selector")),
+        preferred_models: to_shared(rules.take("prefer_models", &list(value::owner()))).into(),
+        max_allocations: rules.take("max_allocations", &value::whole(1..=1_000)).or(rules_at_api.max_allocations),
+        gpu_required: rules.take("gpu_required", &value::boolean()).unwrap_or(rules_at_api.gpu_required),
     };
     if let Some((least, most)) = policy.min_share.zip(policy.max_share).filter(|(least, most)| least > most) {
         let message =
             format!("min_fraction {least} is above max_fraction {most}, so no request can pass; swap or widen them");
-        fields.add_contradiction("min_fraction", message);
+        rules.add_contradiction("min_fraction", message);
     }
-    fields.check_unknown_keys();
+    rules.check_unknown_keys();
     Some(policy)
 }
 
@@ -162,16 +160,16 @@ fn read_quota(
     at: usize,
     node: toml::Spanned<RawValue<'_>>,
 ) -> Option<OwnerQuota> {
-    let mut fields = RuleTable::open(from, path, at, node.into_inner())?;
+    let mut rules = RuleTable::open(from, path, at, node.into_inner())?;
     let thousandths = |amount: f64| (amount * 1000.0).round() as u64;
     let [gpus, gpu_hours, weight] = QUOTA_KEYS;
     let amount = value::number(0.0..=MAX_QUOTA_GPUS);
     let quota = OwnerQuota {
-        held: fields.take_value(gpus, &amount).map(|gpus| Share(thousandths(gpus) as u32)),
-        share_hours: fields.take_value(gpu_hours, &amount).map(thousandths),
-        weight: fields.take_value(weight, &value::whole(1..=1_000_000)).unwrap_or(1),
+        held: rules.take(gpus, &amount).map(|gpus| Share(thousandths(gpus) as u32)),
+        share_hours: rules.take(gpu_hours, &amount).map(thousandths),
+        weight: rules.take(weight, &value::whole(1..=1_000_000)).unwrap_or(1),
     };
-    fields.check_unknown_keys();
+    rules.check_unknown_keys();
     Some(quota)
 }
 
@@ -201,7 +199,7 @@ impl<'r, 'i, 't> RuleTable<'r, 'i, 't> {
     }
 
     /// Takes the value of a key, if it is present and allowed.
-    fn take_value<T>(&mut self, name: &'static str, kind: &ValueKind<T>) -> Option<T> {
+    fn take<T>(&mut self, name: &'static str, kind: &ValueKind<T>) -> Option<T> {
         self.known_keys.push(name);
         let (key, node) = self.table.remove_entry(name)?;
         let origin = self.from.written_at(key.span().start);

@@ -73,16 +73,16 @@ fn check_object(object: &NodeCursor<'_>, identity: &ObjectIdentity) -> Result<Po
     }
     let pod = pod::parse_pod(object)?;
     let annotations = Annotations::read(&pod.annotations)?;
-    let resource_request = resources::pod_gpus(&pod)?;
-    let Some((gpus, amount)) = requested_gpus(&annotations, resource_request.as_ref())? else {
+    let resource = resources::pod_gpus(&pod)?;
+    let Some((gpus, amount)) = requested_gpus(&annotations, resource.as_ref())? else {
         return Ok(PodVerdict::NoGpu);
     };
-    let vendor = resource_request.as_ref().map(GpuResource::vendor);
+    let vendor = resource.as_ref().map(GpuResource::vendor);
     let (cpus, host_memory) = resources::host_resources(&pod)?;
     let request = Request {
         gpus,
         amount,
-        isolation: requested_isolation(&annotations, resource_request.as_ref())?,
+        isolation: requested_isolation(&annotations, resource.as_ref())?,
         select: Arc::new(DeviceSelector { vendor, ..DeviceSelector::default() }),
         cpus,
         host_memory,
@@ -101,20 +101,20 @@ fn check_object(object: &NodeCursor<'_>, identity: &ObjectIdentity) -> Result<Po
 /// Returns the number of GPUs and the amount of each; `None` if no GPU is requested.
 fn requested_gpus(
     annotations: &Annotations,
-    resource_request: Option<&GpuResource>,
+    resource: Option<&GpuResource>,
 ) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
     let memory = annotations.memory.as_ref().map(|memory| memory.value);
-    let Some(resource_request) = resource_request else { return from_annotations(annotations) };
-    match resource_request.amount {
-        ResourceAmount::None => check_no_gpu(annotations, resource_request),
-        ResourceAmount::Whole(count) => whole_gpus(annotations, resource_request, count).map(Some),
-        ResourceAmount::Thousandths(1000) => whole_gpus(annotations, resource_request, 1).map(Some),
+    let Some(resource) = resource else { return from_annotations(annotations) };
+    match resource.amount {
+        ResourceAmount::None => check_no_gpu(annotations, resource),
+        ResourceAmount::Whole(count) => whole_gpus(annotations, resource, count).map(Some),
+        ResourceAmount::Thousandths(1000) => whole_gpus(annotations, resource, 1).map(Some),
         ResourceAmount::Thousandths(count) => {
             let share = Share(count);
             match &annotations.fraction {
                 Some(fraction) if fraction.value != share => {
                     let fix = format!("write {FRACTION_ANNOTATION}: \"{share}\", or remove one of them");
-                    Err(contradiction(FRACTION_ANNOTATION, fraction, resource_request, fix))
+                    Err(contradiction(FRACTION_ANNOTATION, fraction, resource, fix))
                 }
                 _ => Ok(Some((1, amount_of(share, memory)))),
             }
@@ -144,37 +144,37 @@ fn from_annotations(annotations: &Annotations) -> Result<Option<(u16, RequestedA
 /// Handles a resource of 0, which contradicts annotations that request a GPU.
 fn check_no_gpu(
     annotations: &Annotations,
-    resource_request: &GpuResource,
+    resource: &GpuResource,
 ) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
     let fix = "remove the resource, or request 1..=16 whole GPUs or 100..=1000 thousandths".to_owned();
     match (&annotations.fraction, &annotations.memory, &annotations.sharing) {
-        (Some(fraction), _, _) => Err(contradiction(FRACTION_ANNOTATION, fraction, resource_request, fix)),
-        (_, Some(memory), _) => Err(contradiction(MEMORY_ANNOTATION, memory, resource_request, fix)),
-        (_, _, Some(sharing)) => Err(contradiction(SHARING_ANNOTATION, sharing, resource_request, fix)),
+        (Some(fraction), _, _) => Err(contradiction(FRACTION_ANNOTATION, fraction, resource, fix)),
+        (_, Some(memory), _) => Err(contradiction(MEMORY_ANNOTATION, memory, resource, fix)),
+        (_, _, Some(sharing)) => Err(contradiction(SHARING_ANNOTATION, sharing, resource, fix)),
         (None, None, None) => from_annotations(annotations),
     }
 }
 
 fn whole_gpus(
     annotations: &Annotations,
-    resource_request: &GpuResource,
+    resource: &GpuResource,
     count: u16,
 ) -> Result<(u16, RequestedAmount), KubeError> {
-    let resource = resource_request.resource;
+    let name = resource.name;
     match (&annotations.fraction, &annotations.memory, &annotations.sharing) {
         (Some(fraction), _, _) if count > 1 || fraction.value != Share::WHOLE => {
             let fix = format!(
-                "write {resource}: {} for that fraction of one GPU, or remove {FRACTION_ANNOTATION} for whole GPUs",
+                "write {name}: {} for that fraction of one GPU, or remove {FRACTION_ANNOTATION} for whole GPUs",
                 fraction.value.0
             );
-            Err(contradiction(FRACTION_ANNOTATION, fraction, resource_request, fix))
+            Err(contradiction(FRACTION_ANNOTATION, fraction, resource, fix))
         }
         (_, _, Some(sharing)) => {
             let fix = format!(
                 "whole GPUs are not shared; remove the resource and set {FRACTION_ANNOTATION} or {MEMORY_ANNOTATION}, or remove \
                  {SHARING_ANNOTATION}"
             );
-            Err(contradiction(SHARING_ANNOTATION, sharing, resource_request, fix))
+            Err(contradiction(SHARING_ANNOTATION, sharing, resource, fix))
         }
         (_, memory, _) => Ok((count, amount_of(Share::WHOLE, memory.as_ref().map(|memory| memory.value)))),
     }
@@ -188,18 +188,15 @@ fn amount_of(share: Share, memory: Option<Bytes>) -> RequestedAmount {
     }
 }
 
-fn requested_isolation(
-    annotations: &Annotations,
-    resource_request: Option<&GpuResource>,
-) -> Result<IsolationLevel, KubeError> {
-    match (&annotations.isolation, resource_request) {
+fn requested_isolation(annotations: &Annotations, resource: Option<&GpuResource>) -> Result<IsolationLevel, KubeError> {
+    match (&annotations.isolation, resource) {
         (None, _) => Ok(IsolationLevel::None),
-        (Some(isolation), Some(resource_request))
-            if resource_request.vendor() == Vendor::Amd
+        (Some(isolation), Some(resource))
+            if resource.vendor() == Vendor::Amd
                 && matches!(isolation.value, IsolationLevel::Mps | IsolationLevel::Mig) =>
         {
             let fix = "AMD GPUs support neither mps nor mig; use none or time-slicing".to_owned();
-            Err(contradiction(ISOLATION_ANNOTATION, isolation, resource_request, fix))
+            Err(contradiction(ISOLATION_ANNOTATION, isolation, resource, fix))
         }
         (Some(isolation), _) => Ok(isolation.value),
     }
@@ -208,14 +205,14 @@ fn requested_isolation(
 fn contradiction<T>(
     annotation: &'static str,
     annotations: &AnnotationValue<T>,
-    resource_request: &GpuResource,
+    resource: &GpuResource,
     allowed: String,
 ) -> KubeError {
     KubeError::Contradiction {
         annotation,
         annotated: shortened(&annotations.text),
-        resource: resource_request.resource,
-        requested: resource_request.requested(),
+        resource: resource.name,
+        requested: resource.requested(),
         allowed,
     }
 }
@@ -267,16 +264,14 @@ impl Annotations {
             match name.as_str() {
                 FRACTION_ANNOTATION => {
                     annotations.fraction =
-                        Some(annotation_value(FRACTION_ANNOTATION, text, parse_fraction(text), FRACTION_ALLOWED)?)
+                        Some(parsed(FRACTION_ANNOTATION, text, parse_fraction(text), FRACTION_ALLOWED)?)
                 }
                 MEMORY_ANNOTATION => {
-                    annotations.memory =
-                        Some(annotation_value(MEMORY_ANNOTATION, text, parse_memory(text), MEMORY_ALLOWED)?)
+                    annotations.memory = Some(parsed(MEMORY_ANNOTATION, text, parse_memory(text), MEMORY_ALLOWED)?)
                 }
                 ISOLATION_ANNOTATION => {
                     let isolation = text.trim().parse().ok();
-                    annotations.isolation =
-                        Some(annotation_value(ISOLATION_ANNOTATION, text, isolation, ISOLATION_ALLOWED)?);
+                    annotations.isolation = Some(parsed(ISOLATION_ANNOTATION, text, isolation, ISOLATION_ALLOWED)?);
                 }
                 SHARING_ANNOTATION => {
                     let sharing = text.eq_ignore_ascii_case("true");
@@ -302,7 +297,7 @@ pub(crate) fn is_own_annotation(name: &str) -> bool {
     begins || nearest_annotation(name).is_some_and(|known| edit_distance(name, known) <= 2)
 }
 
-fn annotation_value<T>(
+fn parsed<T>(
     name: &'static str,
     text: &str,
     value: Option<T>,

@@ -22,7 +22,7 @@ const QUANTITY_ALLOWED: &str = "a quantity of at least 0 such as 2, 0.5, 500m, 1
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuResource {
     /// Name: `amd.com/gpu` or `nvidia.com/gpu`.
-    pub(crate) resource: &'static str,
+    pub(crate) name: &'static str,
     pub(crate) amount: ResourceAmount,
 }
 
@@ -39,7 +39,7 @@ pub(crate) enum ResourceAmount {
 
 impl GpuResource {
     pub(crate) fn vendor(&self) -> Vendor {
-        if self.resource == AMD { Vendor::Amd } else { Vendor::Nvidia }
+        if self.name == AMD { Vendor::Amd } else { Vendor::Nvidia }
     }
 
     /// Formats the amount as in the manifest.
@@ -65,30 +65,26 @@ pub(crate) fn pod_gpus(pod: &PodFields) -> Result<Option<GpuResource>, KubeError
         let allowed = "on a container; resources of the whole pod are only cpu and memory";
         return Err(KubeError::Field { path: "spec.resources".to_owned(), value: shortened(name), allowed });
     }
-    let mut container_gpus = Vec::new();
+    let mut requests = Vec::new();
     for container in &pod.containers {
         for name in container.resources.names().into_iter().filter(|name| is_gpu_resource(name)) {
-            container_gpus.push(parse_container_gpus(container, name)?);
+            requests.push(parse_container_gpus(container, name)?);
         }
     }
-    let Some(mentioned) = container_gpus.first().map(|gpus_of| gpus_of.resource) else { return Ok(None) };
-    container_gpus.retain(|gpus_of| gpus_of.count > 0);
-    let Some(resource) = container_gpus.first().map(|gpus_of| gpus_of.resource) else {
-        return Ok(Some(GpuResource { resource: mentioned, amount: ResourceAmount::None }));
+    let Some(mentioned) = requests.first().map(|gpus| gpus.resource) else { return Ok(None) };
+    requests.retain(|gpus| gpus.count > 0);
+    let Some(resource) = requests.first().map(|gpus| gpus.resource) else {
+        return Ok(Some(GpuResource { name: mentioned, amount: ResourceAmount::None }));
     };
-    if container_gpus.iter().any(|gpus_of| gpus_of.resource != resource) {
-        return Err(combined_error(
-            &format!("{AMD}, {NVIDIA}"),
-            &container_gpus,
-            "a pod can use GPUs of only one vendor",
-        ));
+    if requests.iter().any(|gpus| gpus.resource != resource) {
+        return Err(combined_error(&format!("{AMD}, {NVIDIA}"), &requests, "a pod can use GPUs of only one vendor"));
     }
-    let amount = if container_gpus.iter().all(|gpus_of| gpus_of.count <= MAX_WHOLE_GPUS) {
-        ResourceAmount::Whole(sum_whole_gpus(resource, &container_gpus)?)
+    let amount = if requests.iter().all(|gpus| gpus.count <= MAX_WHOLE_GPUS) {
+        ResourceAmount::Whole(sum_whole_gpus(resource, &requests)?)
     } else {
-        ResourceAmount::Thousandths(single_fraction(resource, &container_gpus)?)
+        ResourceAmount::Thousandths(single_fraction(resource, &requests)?)
     };
-    Ok(Some(GpuResource { resource, amount }))
+    Ok(Some(GpuResource { name: resource, amount }))
 }
 
 /// Returns whether a resource is a GPU or a part of one, also if we do not support it: such a pod does need a GPU.
@@ -125,13 +121,13 @@ fn parse_gpu_count(text: &str) -> Option<u64> {
     allowed.then_some(count)
 }
 
-fn sum_whole_gpus(resource: &str, container_gpus: &[ContainerGpus<'_>]) -> Result<u16, KubeError> {
-    let total = peak_amount(container_gpus.iter().map(|gpus_of| (gpus_of.container.role, gpus_of.count)));
+fn sum_whole_gpus(resource: &str, requests: &[ContainerGpus<'_>]) -> Result<u16, KubeError> {
+    let total = peak_amount(requests.iter().map(|gpus| (gpus.container.role, gpus.count)));
     match u16::try_from(total) {
         Ok(count) if total <= MAX_WHOLE_GPUS => Ok(count),
         _ => Err(combined_error(
             resource,
-            container_gpus,
+            requests,
             "the containers of a pod can request at most 16 whole GPUs together",
         )),
     }
@@ -139,34 +135,33 @@ fn sum_whole_gpus(resource: &str, container_gpus: &[ContainerGpus<'_>]) -> Resul
 
 /// Returns the fraction that a single container requests. Fractions of several containers do not add up: they need not
 /// be of the same GPU.
-fn single_fraction(resource: &str, container_gpus: &[ContainerGpus<'_>]) -> Result<u32, KubeError> {
-    if container_gpus.iter().any(|gpus_of| gpus_of.count <= MAX_WHOLE_GPUS) {
+fn single_fraction(resource: &str, requests: &[ContainerGpus<'_>]) -> Result<u32, KubeError> {
+    if requests.iter().any(|gpus| gpus.count <= MAX_WHOLE_GPUS) {
         return Err(combined_error(
             resource,
-            container_gpus,
+            requests,
             "a pod can request either whole GPUs or thousandths of one, not both",
         ));
     }
     let one_at_a_time = "only one container at a time can request thousandths of a GPU";
-    let (inits, apps): (Vec<_>, Vec<_>) =
-        container_gpus.iter().partition(|gpus_of| gpus_of.container.role == ContainerRole::Init);
-    let sidecar = container_gpus.iter().position(|gpus_of| gpus_of.container.role == ContainerRole::Sidecar);
-    let beside_sidecar = sidecar
-        .is_some_and(|at| container_gpus[at..].iter().any(|gpus_of| gpus_of.container.role == ContainerRole::Init));
+    let (inits, apps): (Vec<_>, Vec<_>) = requests.iter().partition(|gpus| gpus.container.role == ContainerRole::Init);
+    let sidecar = requests.iter().position(|gpus| gpus.container.role == ContainerRole::Sidecar);
+    let beside_sidecar =
+        sidecar.is_some_and(|at| requests[at..].iter().any(|gpus| gpus.container.role == ContainerRole::Init));
     if apps.len() > 1 || beside_sidecar {
-        return Err(combined_error(resource, container_gpus, one_at_a_time));
+        return Err(combined_error(resource, requests, one_at_a_time));
     }
-    let most = inits.into_iter().chain(apps).map(|gpus_of| gpus_of.count).max().unwrap_or(0);
+    let most = inits.into_iter().chain(apps).map(|gpus| gpus.count).max().unwrap_or(0);
     Ok(u32::try_from(most).unwrap_or(u32::MAX))
 }
 
-fn combined_error(resource: &str, container_gpus: &[ContainerGpus<'_>], allowed: &'static str) -> KubeError {
-    let describe = |gpus_of: &ContainerGpus<'_>| {
-        format!("container {} requests {} {}", gpus_of.container.name, gpus_of.count, gpus_of.resource)
+fn combined_error(resource: &str, requests: &[ContainerGpus<'_>], allowed: &'static str) -> KubeError {
+    let describe = |gpus: &ContainerGpus<'_>| {
+        format!("container {} requests {} {}", gpus.container.name, gpus.count, gpus.resource)
     };
-    let mut each: Vec<String> = container_gpus.iter().take(MAX_SHOWN_CONTAINERS).map(describe).collect();
-    if container_gpus.len() > MAX_SHOWN_CONTAINERS {
-        each.push(format!("and {} more", container_gpus.len() - MAX_SHOWN_CONTAINERS));
+    let mut each: Vec<String> = requests.iter().take(MAX_SHOWN_CONTAINERS).map(describe).collect();
+    if requests.len() > MAX_SHOWN_CONTAINERS {
+        each.push(format!("and {} more", requests.len() - MAX_SHOWN_CONTAINERS));
     }
     KubeError::CombinedResources { resource: resource.to_owned(), value: each.join(", "), allowed }
 }

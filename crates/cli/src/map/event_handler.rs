@@ -37,7 +37,6 @@ impl<'a> RunEventHandler<'a> {
         Ok(Self { map, context, output_writer, log, failures, succeeded: 0, failed: 0, is_output_closed: false })
     }
 
-    /// Handles one event.
     pub fn handle_event(&mut self, event: RunEvent) {
         match event {
             RunEvent::TaskEnded(over) => self.on_task_ended(over),

@@ -62,7 +62,6 @@ pub(super) struct MapGpus {
 }
 
 impl MapGpus {
-    /// Requests the GPUs.
     pub fn start(plan: GpuPlan, context: MapContext) -> anyhow::Result<Self> {
         let GpuPlan { agent, request, slots, workers_each, memory_limit } = plan;
         let (lease_manager, events) = GpuLeaseManager::start(agent, request).map_err(|error| match error {

@@ -257,7 +257,6 @@ fn summary_line(stats: &RunStats, total: Option<u64>, rate: f64) -> String {
     text
 }
 
-/// Formats a rate.
 pub(super) fn format_rate(rate: f64) -> String {
     if rate >= 100.0 { format!("{rate:.0}") } else { format!("{rate:.1}") }
 }

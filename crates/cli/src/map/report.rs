@@ -162,7 +162,6 @@ impl OutputWriter {
         let _ = self.write_above_progress(|_, err| err.write_all(bytes));
     }
 
-    /// Flushes buffered output.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }

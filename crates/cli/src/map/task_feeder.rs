@@ -53,7 +53,6 @@ pub(super) enum TaskTemplate {
 }
 
 impl TaskFeeder {
-    /// Starts the thread.
     pub fn start(mut self) -> anyhow::Result<()> {
         let feed = move || match self.feed() {
             Ok(()) => self.context.remote.close(),

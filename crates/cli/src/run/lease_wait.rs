@@ -23,8 +23,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of lease owners in the progress line; the others are counted.
 const MAX_NAMED_HOLDERS: usize = 4;
 
-/// Result of waiting.
-pub(super) enum WaitOutcome {
+pub(super) enum LeaseWaitOutcome {
     Granted(LeaseGuard),
     /// A signal ended the wait.
     Cancelled(Signal),
@@ -37,7 +36,7 @@ pub(super) async fn wait_for_lease(
     limit: Option<Duration>,
     signals: &mut SignalListener,
     printer: &MessagePrinter,
-) -> anyhow::Result<WaitOutcome> {
+) -> anyhow::Result<LeaseWaitOutcome> {
     let key = IdempotencyKey::random();
     let options = WaitOptions { key: Some(key.clone()), refresh: WAIT_POLL_INTERVAL };
     let (tell, progress) = watch::channel(None);
@@ -46,12 +45,12 @@ pub(super) async fn wait_for_lease(
         client.wait_until_granted(body.clone(), options, |progress_now| drop(tell.send_replace(Some(progress_now))));
     let deadline = limit.and_then(|limit| tokio::time::Instant::now().checked_add(limit)?.checked_add(WAIT_MARGIN));
     let outcome = tokio::select! {
-        granted = granted => granted.map(WaitOutcome::Granted).map_err(|error| with_advice(error, limit, last.borrow().as_ref())),
-        signal = signals.next_termination() => Ok(WaitOutcome::Cancelled(signal)),
+        granted = granted => granted.map(LeaseWaitOutcome::Granted).map_err(|error| with_advice(error, limit, last.borrow().as_ref())),
+        signal = signals.next_termination() => Ok(LeaseWaitOutcome::Cancelled(signal)),
         () = show_progress(client, progress, printer) => Err(anyhow!("the wait ended without a response")),
         () = sleep_until(deadline) => Err(anyhow!("the agent did not end the wait in time")),
     };
-    if !matches!(outcome, Ok(WaitOutcome::Granted(_))) {
+    if !matches!(outcome, Ok(LeaseWaitOutcome::Granted(_))) {
         client.cancel_request(&body, &key).await;
     }
     outcome

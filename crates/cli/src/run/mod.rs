@@ -26,7 +26,7 @@ use crate::request_args::RequestArgs;
 use crate::signals::{SignalListener, exit_code};
 use crate::units::{format_short_duration, parse_duration, parse_nonzero_duration};
 use command::{EarlyEnd, follow, start};
-use lease_wait::WaitOutcome;
+use lease_wait::LeaseWaitOutcome;
 
 /// Default of `--kill-after`.
 const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(10);
@@ -120,11 +120,11 @@ async fn wait_and_run(arguments: &RunArgs, body: RequestBody) -> anyhow::Result<
     match lease_wait::wait_for_lease(agent.client(), body, arguments.request_args.wait_limit(), &mut signals, &printer)
         .await?
     {
-        WaitOutcome::Cancelled(signal) => {
+        LeaseWaitOutcome::Cancelled(signal) => {
             printer.info("cancelled; the request left the queue");
             Ok(exit_code(signal))
         }
-        WaitOutcome::Granted(guard) => {
+        LeaseWaitOutcome::Granted(guard) => {
             let (waited, on) = (format_short_duration(requested_at.elapsed()), device_list(&guard.lease()));
             let (code, started_at) = run_on_lease(arguments, &agent, guard, &mut signals, &printer).await?;
             let ran = started_at.map(|started_at: Instant| format_short_duration(started_at.elapsed()));

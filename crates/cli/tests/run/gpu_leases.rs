@@ -31,8 +31,8 @@ impl LeaseRun {
         let (sender, events) = channel();
         // The thread ends with the lease manager.
         std::thread::spawn(move || {
-            while let Some(events) = reader.blocking_next() {
-                let _ = sender.send(events);
+            while let Some(event) = reader.blocking_next() {
+                let _ = sender.send(event);
             }
         });
         Self { lease_manager, events, skipped_events: Vec::new() }
@@ -64,7 +64,7 @@ impl LeaseRun {
     }
 
     fn next_grant(&mut self) -> GrantedLease {
-        self.wait_for_event("a grant", |events| match events {
+        self.wait_for_event("a grant", |event| match event {
             GpuEvent::Granted(granted) => Some(granted.clone()),
             _ => None,
         })
@@ -78,28 +78,28 @@ impl LeaseRun {
     }
 
     fn next_loss(&mut self) -> (usize, String) {
-        self.wait_for_event("a loss", |events| match events {
+        self.wait_for_event("a loss", |event| match event {
             GpuEvent::Lost { slot, why } => Some((*slot, why.clone())),
             _ => None,
         })
     }
 
     fn next_refusal(&mut self) -> (usize, String) {
-        self.wait_for_event("a refusal", |events| match events {
+        self.wait_for_event("a refusal", |event| match event {
             GpuEvent::Refused { slot, why } => Some((*slot, why.clone())),
             _ => None,
         })
     }
 
     fn next_wait(&mut self) -> (usize, String) {
-        self.wait_for_event("waiting", |events| match events {
+        self.wait_for_event("waiting", |event| match event {
             GpuEvent::Waiting { slot, text } => Some((*slot, text.clone())),
             _ => None,
         })
     }
 
     fn wait_for_note(&mut self, part: &str) {
-        self.wait_for_event(part, |events| matches!(events, GpuEvent::Note(text) if text.contains(part)).then_some(()));
+        self.wait_for_event(part, |event| matches!(event, GpuEvent::Note(text) if text.contains(part)).then_some(()));
     }
 }
 
@@ -282,7 +282,7 @@ async fn a_restart_of_the_agent_loses_nothing() {
             assert!(is_held, "{granted:#?}");
         }
         let reported = run.remaining_events();
-        assert!(!reported.iter().any(|events| matches!(events, GpuEvent::Lost { .. })), "{reported:#?}");
+        assert!(!reported.iter().any(|event| matches!(event, GpuEvent::Lost { .. })), "{reported:#?}");
         assert_eq!(live_leases(&client).await, []);
     }
 }
@@ -382,7 +382,7 @@ async fn a_run_that_ends_while_the_agent_is_away_releases_its_lease_later() {
     let reported = run.remaining_events();
     let printed = format!("lease {} could not be released", granted.lease);
     assert!(
-        reported.iter().any(|events| matches!(events, GpuEvent::Note(text) if text.contains(&printed))),
+        reported.iter().any(|event| matches!(event, GpuEvent::Note(text) if text.contains(&printed))),
         "{reported:#?}"
     );
     agent.restart().await;
