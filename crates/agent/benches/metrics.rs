@@ -1,11 +1,11 @@
-//! What counting an answer costs, alone and with others at once, and what a scrape costs beside the look at the owner.
+//! The cost of counting a response, alone and in parallel, and of a scrape without a pool.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
 use divan::{Bencher, black_box};
-use gpupool_agent::internals::{DeviceFilter, Form, Metrics, Scrape, Statistics};
+use gpupool_agent::internals::{DeviceFilter, Metrics, MetricsFormat, MetricsScrape, Statistics};
 
 fn main() {
     divan::main();
@@ -39,8 +39,8 @@ fn answered(bencher: Bencher) {
     });
 }
 
-#[divan::bench(args = [Form::OpenMetrics, Form::Plain])]
-fn scraped(bencher: Bencher, form: Form) {
+#[divan::bench(args = [MetricsFormat::OpenMetrics, MetricsFormat::Plain])]
+fn scraped(bencher: Bencher, format: MetricsFormat) {
     let metrics = Arc::new(metrics());
     for route in ROUTES {
         for method in [Method::GET, Method::POST] {
@@ -51,6 +51,6 @@ fn scraped(bencher: Bencher, form: Form) {
     let now = gpupool_agent::internals::now();
     bencher.bench(|| {
         let (metrics, current) = (metrics.clone(), current.clone());
-        Scrape { metrics, current, snapshot: None, node: "here".into(), now }.encode(form)
+        MetricsScrape { metrics, current, pool: None, node: "here".into(), now }.encode(format)
     });
 }

@@ -1,8 +1,8 @@
-//! How fast and how small the listeners are, next to `axum::serve` with the same routes.
+//! Throughput and memory of the listeners, compared with `axum::serve` and the same routes.
 //!
 //! `listeners serve [FILE]` listens on two ports of loopback, the first with our listeners, the second with
-//! `axum::serve`, and prints its own resident memory for every line on its standard input. `/body` is what the file
-//! holds, as JSON. `listeners wait ADDRESS N` holds N requests that are not answered. Throughput:
+//! `axum::serve`, and prints its own resident memory for every line on its standard input. `/body` serves the file as
+//! JSON. `listeners wait ADDRESS N` opens N requests that get no response. Throughput:
 //! `wrk -c64 -t1 http://ADDRESS/body`.
 
 use std::io::{BufRead, Read, Write};
@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
-use gpupool_agent::net::{Bind, Limits, Net, Shutdown, TcpBind, raise_open_files};
+use gpupool_agent::internals::net::{ListenSpec, NetLimits, NetListeners, Shutdown, TcpBind, raise_open_files};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     raise_open_files();
@@ -32,7 +32,9 @@ async fn serve(body: bytes::Bytes) -> Result<(), Box<dyn std::error::Error>> {
     let answer = move || std::future::ready(([(CONTENT_TYPE, "application/json")], body.clone()));
     let routes = Router::new().route("/body", get(answer)).route("/wait", get(std::future::pending::<()>));
     let localhost = TcpBind { host: "127.0.0.1".to_owned(), port: 0 };
-    let net = Net::bind(Bind { tcp: vec![localhost], limits: Limits::default(), ..Bind::default() }).await?;
+    let net =
+        NetListeners::bind(ListenSpec { tcp: vec![localhost], limits: NetLimits::default(), ..ListenSpec::default() })
+            .await?;
     let plain = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     println!("ours {} axum {}", net.addresses()[0], plain.local_addr()?);
     tokio::spawn(axum::serve(plain, routes.clone()).into_future());

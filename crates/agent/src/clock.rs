@@ -23,13 +23,13 @@ pub fn now() -> PoolTime {
 }
 
 /// Lets the pool's clock continue from a saved instant, and not before `latest`, the last time in any row.
-pub fn continue_from(saved: Option<&ClockAnchor>, latest: PoolTime) {
+pub(crate) fn continue_from(saved: Option<&ClockAnchor>, latest: PoolTime) {
     let ahead = ahead(saved, latest, &boot(), uptime(), SystemTime::now());
     AHEAD.store(ahead.0, Ordering::Relaxed);
 }
 
 /// Returns the present instant, to be saved.
-pub fn anchor() -> ClockAnchor {
+pub(crate) fn anchor() -> ClockAnchor {
     ClockAnchor { boot: boot(), ahead: Millis(AHEAD.load(Ordering::Relaxed)), at: both() }
 }
 
@@ -60,12 +60,12 @@ fn uptime() -> u64 {
 }
 
 /// Returns the present instant on both clocks.
-pub fn both() -> gpupool_store::ClockReading {
+pub(crate) fn both() -> gpupool_store::ClockReading {
     gpupool_store::ClockReading { pool: now(), wall: SystemTime::now() }
 }
 
 /// Converts a time of the pool to the wall clock, by an instant on both clocks.
-pub fn wall(time: PoolTime, at: gpupool_store::ClockReading) -> SystemTime {
+pub(crate) fn wall(time: PoolTime, at: gpupool_store::ClockReading) -> SystemTime {
     let apart = |millis| Duration::from_millis(millis);
     let converted = if time >= at.pool {
         at.wall.checked_add(apart(time.since(at.pool).0))
@@ -83,7 +83,7 @@ pub fn iso(at: SystemTime) -> String {
 }
 
 /// Formats a time of the pool.
-pub fn iso_of(time: PoolTime, at: gpupool_store::ClockReading) -> String {
+pub(crate) fn iso_of(time: PoolTime, at: gpupool_store::ClockReading) -> String {
     iso(wall(time, at))
 }
 

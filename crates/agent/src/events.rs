@@ -13,7 +13,7 @@ use crate::limits::EVENTS_RETAINED;
 
 /// The number of an event: the run of the agent and the place in that run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EventId {
+pub(crate) struct EventId {
     /// The id of the run.
     pub run: Arc<str>,
     /// Its place, from 1.
@@ -28,7 +28,7 @@ impl std::fmt::Display for EventId {
 
 /// Events that a stream has not seen.
 #[derive(Debug, Default, PartialEq)]
-pub struct EventBatch {
+pub(crate) struct EventBatch {
     /// Whether events before these are missing.
     pub missed: bool,
     /// The events with their places.
@@ -36,7 +36,7 @@ pub struct EventBatch {
 }
 
 /// The latest events. A lock rather than messages: it is held for a copy of a few pointers, and streams come and go.
-pub struct Events {
+pub(crate) struct Events {
     run: Arc<str>,
     retained: Mutex<RetainedEvents>,
     last: watch::Sender<u64>,
@@ -51,18 +51,18 @@ struct RetainedEvents {
 
 impl Events {
     /// Returns the empty events of a run.
-    pub fn new(run: Arc<str>) -> Self {
+    pub(crate) fn new(run: Arc<str>) -> Self {
         Self { run, retained: Mutex::default(), last: watch::Sender::new(0) }
     }
 
     /// Returns the id of this run of the agent.
-    pub fn run(&self) -> &Arc<str> {
+    pub(crate) fn run(&self) -> &Arc<str> {
         &self.run
     }
 
     /// Adds events, runs `publish` with the place of the last one, and then wakes the streams. No stream sees an event
     /// before `publish` has returned.
-    pub fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>, publish: impl FnOnce(u64)) {
+    pub(crate) fn add(&self, events: impl IntoIterator<Item = Arc<EventBody>>, publish: impl FnOnce(u64)) {
         let mut retained = self.lock();
         let before = retained.last;
         for event in events {
@@ -79,19 +79,19 @@ impl Events {
     }
 
     /// Returns the place of the last event.
-    pub fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.lock().last
     }
 
     /// Returns the place in an event number of a client; `None` if the number is malformed, of another run, or of the future.
-    pub fn place_of(&self, id: &str) -> Option<u64> {
+    pub(crate) fn place_of(&self, id: &str) -> Option<u64> {
         let (run, place) = id.rsplit_once('-')?;
         let place = place.parse().ok()?;
         (run == &*self.run && place <= self.last()).then_some(place)
     }
 
     /// Returns the events after a place, at most `most` of them.
-    pub fn after(&self, place: u64, most: usize) -> EventBatch {
+    pub(crate) fn after(&self, place: u64, most: usize) -> EventBatch {
         let retained = self.lock();
         let first = retained.last + 1 - retained.events.len() as u64;
         let from = (place + 1).max(first);
@@ -101,7 +101,7 @@ impl Events {
     }
 
     /// Returns a receiver that changes when there are more events.
-    pub fn follow(&self) -> watch::Receiver<u64> {
+    pub(crate) fn follow(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 /// The rights of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// May read public information.
     Reader,
     /// May take leases and change its own.
@@ -18,7 +18,7 @@ pub const ANONYMOUS: &str = "anonymous";
 
 /// The sender of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caller {
+pub(crate) struct Caller {
     /// The owner of the leases that it takes.
     pub owner: Arc<str>,
     /// Its rights.
@@ -29,17 +29,17 @@ pub struct Caller {
 
 impl Caller {
     /// Returns a caller from the network without a token.
-    pub fn reader() -> Self {
+    pub(crate) fn reader() -> Self {
         Self { owner: ANONYMOUS.into(), role: Role::Reader, uid: None }
     }
 
     /// Returns the agent itself.
-    pub fn agent() -> Self {
+    pub(crate) fn agent() -> Self {
         Self { owner: "gpupool".into(), role: Role::Admin, uid: None }
     }
 
     /// Whether it may change leases of this owner. Anonymous callers share their leases.
-    pub fn may_act_for(&self, owner: &str) -> bool {
+    pub(crate) fn may_act_for(&self, owner: &str) -> bool {
         match self.role {
             Role::Admin => true,
             Role::User => *self.owner == *owner || (is_anonymous(&self.owner) && is_anonymous(owner)),

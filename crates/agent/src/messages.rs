@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// A fact that a node reports to the authority.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum NodeReport {
+pub(crate) enum NodeReport {
     /// The node read its devices.
     Sampled(Box<NodeSample>),
     /// The process, control group or connection that held a lease has ended.
@@ -33,7 +33,7 @@ pub enum NodeReport {
 
 /// The devices of a node and their latest readings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct NodeSample {
+pub(crate) struct NodeSample {
     /// The node itself.
     pub node: NodeFacts,
     /// The devices that take work, by number.
@@ -44,7 +44,7 @@ pub struct NodeSample {
 
 /// One device in a sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct DeviceSample {
+pub(crate) struct DeviceSample {
     /// Its number on the node.
     pub gpu_id: GpuId,
     /// Its properties.
@@ -58,7 +58,7 @@ pub struct DeviceSample {
 /// An order of the authority to a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum NodeOrder {
+pub(crate) enum NodeOrder {
     /// The first order of every authority: these are all the leases there are. The node watches their holders, and ends
     /// everything else that still runs on it under a lease.
     Fence {
@@ -85,7 +85,7 @@ pub enum NodeOrder {
 
 /// A lease that outlived a restart of the authority.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FencedLease {
+pub(crate) struct FencedLease {
     /// The lease.
     pub lease: LeaseId,
     /// The process or control group that holds it.
@@ -94,7 +94,7 @@ pub struct FencedLease {
 
 /// A part of a device that a lease was promised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PreparedDevice {
+pub(crate) struct PreparedDevice {
     /// The device.
     pub identity: DeviceIdentity,
     /// The promised share of it.
@@ -108,7 +108,7 @@ pub struct PreparedDevice {
 /// The node has everything ready before it sends this: the watch is armed and the control group exists. The authority
 /// commits the holder or refuses; after a refusal the node undoes its part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeaseAttachment {
+pub(crate) struct LeaseAttachment {
     /// The lease.
     pub lease: LeaseId,
     /// The fencing token that the caller presented.
@@ -122,7 +122,7 @@ pub struct LeaseAttachment {
 }
 
 /// The way from the authority to one node.
-pub trait NodeLink: Send {
+pub(crate) trait NodeLink: Send {
     /// Sends an order, or gives it back when the node cannot take it now. Never blocks.
     fn send(&mut self, order: NodeOrder) -> Result<(), NodeOrder>;
 

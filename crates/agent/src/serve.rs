@@ -18,10 +18,10 @@ use tokio::runtime::{self, Runtime};
 use crate::authority::{self, Authority, AuthoritySpec, run_housekeeping, save_clock};
 use crate::error::AgentError;
 use crate::events::Events;
-use crate::http::{self, App};
+use crate::http::{self, AppState};
 use crate::messages::NodeLink;
 use crate::metrics::Metrics;
-use crate::net::{self, Net, Shutdown, Tls};
+use crate::net::{self, NetListeners, Shutdown, Tls};
 use crate::node::statistics::{DeviceFilter, Statistics};
 use crate::node::{self, JobCgroups, Node, NodeSpec, ReadingSources, RunningNode};
 use crate::{clock, service_manager, signals};
@@ -99,7 +99,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     let net = bind(&config, tls.clone()).await?;
     let port = net.addresses().first().map_or(config.server.port, std::net::SocketAddr::port);
     let shutdown = Shutdown::new();
-    let router = http::router(App {
+    let router = http::router(AppState {
         authority: authority.clone(),
         node,
         events,
@@ -224,22 +224,22 @@ fn tls(config: &Config) -> Result<Option<Tls>, AgentError> {
     }
 }
 
-async fn bind(config: &Config, tls: Option<Tls>) -> Result<Net, AgentError> {
+async fn bind(config: &Config, tls: Option<Tls>) -> Result<NetListeners, AgentError> {
     let server = &config.server;
-    let limits = net::Limits {
+    let limits = net::NetLimits {
         connections: config.limits.connections as usize,
         header_time: config.limits.header_secs,
         body_time: config.limits.request_secs,
         shutdown_grace: server.shutdown_grace_secs,
-        ..net::Limits::default()
+        ..net::NetLimits::default()
     };
     let unix = net::UnixBind { path: gpupool_config::socket_path(&server.state_dir), mode: server.socket_mode.0 };
     let tcp = vec![net::TcpBind { host: server.host.clone(), port: server.port }];
-    Ok(Net::bind(net::Bind { tcp, unix: Some(unix), tls, limits }).await?)
+    Ok(NetListeners::bind(net::ListenSpec { tcp, unix: Some(unix), tls, limits }).await?)
 }
 
 /// Prints the addresses on standard output: programs that start an agent wait for these lines.
-fn announce(net: &Net, config: &Config, started: Instant) {
+fn announce(net: &NetListeners, config: &Config, started: Instant) {
     let scheme = if config.server.tls_cert.is_some() { "https" } else { "http" };
     let prefix = &config.api.api_prefix;
     let mut lines: Vec<String> =

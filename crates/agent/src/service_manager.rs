@@ -8,22 +8,22 @@ use std::time::Duration;
 use crate::authority::Authority;
 
 /// Reports that the agent is ready.
-pub fn ready() {
+pub(crate) fn ready() {
     send("READY=1\nSTATUS=answering");
 }
 
 /// Reports that the agent is stopping.
-pub fn stopping() {
+pub(crate) fn stopping() {
     send("STOPPING=1\nSTATUS=ending");
 }
 
 /// Reports that the configuration was reloaded.
-pub fn reloaded() {
+pub(crate) fn reloaded() {
     send("STATUS=configuration read again");
 }
 
 /// Feeds the watchdog while the authority is alive, if the service manager asked for it (`WatchdogSec=`).
-pub async fn feed_watchdog(authority: Authority) {
+pub(crate) async fn feed_watchdog(authority: Authority) {
     let Some(interval) = watchdog_interval(env::var("WATCHDOG_USEC").ok().as_deref()) else { return };
     loop {
         if authority.is_alive() {

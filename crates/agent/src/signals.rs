@@ -11,7 +11,7 @@ use crate::serve::AgentSpec;
 use crate::service_manager;
 
 /// Listens until the agent ends. A second request to stop ends it at once.
-pub async fn run(mut spec: AgentSpec, tls: Option<Tls>, authority: Authority, shutdown: Shutdown) {
+pub(crate) async fn run(mut spec: AgentSpec, tls: Option<Tls>, authority: Authority, shutdown: Shutdown) {
     let listen = |kind| match signal(kind) {
         Ok(signal) => Some(signal),
         Err(error) => {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const CACHED_NAMES: usize = 4_096;
 
 /// Returns the name of a user; `uid:N` if the list has none.
-pub fn name_of(uid: u32) -> Arc<str> {
+pub(crate) fn name_of(uid: u32) -> Arc<str> {
     static KNOWN: Mutex<Option<HashMap<u32, Arc<str>>>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();

@@ -1,4 +1,4 @@
-//! Every metric is explained, what is explained exists, and the dashboard shows what exists.
+//! Every metric is documented, every documented metric exists, and the dashboard uses only existing metrics.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -7,21 +7,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use gpupool_agent::internals::{DeviceFilter, Form, Metrics, Scrape, Statistics};
+use gpupool_agent::internals::{DeviceFilter, Metrics, MetricsFormat, MetricsScrape, Statistics};
 
-fn text(form: Form) -> String {
+fn metrics_text(format: MetricsFormat) -> String {
     let metrics = Arc::new(Metrics::new());
     metrics.know_routes(["/gpu/stats".to_owned()]);
     metrics.answered(&Method::GET, "/gpu/stats", StatusCode::OK, Duration::from_micros(70));
     metrics.answered(&Method::PUT, "/made/up", StatusCode::NOT_FOUND, Duration::from_secs(1000));
     let statistics = Statistics::new(DeviceFilter::default(), Duration::from_secs(1), 1);
     let now = gpupool_agent::internals::now();
-    Scrape { metrics, current: statistics.current(), snapshot: None, node: "here".into(), now }.encode(form)
+    MetricsScrape { metrics, current: statistics.current(), pool: None, node: "here".into(), now }.encode(format)
 }
 
-/// Families with their kinds.
-fn told() -> BTreeMap<String, String> {
-    let text = text(Form::OpenMetrics);
+/// Returns the families with their kinds.
+fn exported_families() -> BTreeMap<String, String> {
+    let text = metrics_text(MetricsFormat::OpenMetrics);
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect()
 }
@@ -32,18 +32,18 @@ fn file(path: &str) -> String {
 }
 
 #[test]
-fn what_is_told_is_explained_and_what_is_explained_is_told() {
+fn documented_and_exported_metrics_are_the_same() {
     let page = file("docs/metrics.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
-    let explained: BTreeMap<String, String> =
+    let documented: BTreeMap<String, String> =
         rows.filter_map(|(name, rest)| Some((name.into(), rest.split_once(" |")?.0.into()))).collect();
-    assert_eq!(explained, told(), "docs/metrics.md on the left, /metrics on the right");
+    assert_eq!(documented, exported_families(), "docs/metrics.md on the left, /metrics on the right");
 }
 
 #[test]
-fn the_dashboard_shows_only_what_is_told() {
+fn the_dashboard_uses_only_exported_metrics() {
     let dashboard: serde_json::Value = serde_json::from_str(&file("deploy/grafana/gpupool.json")).unwrap();
-    let series: BTreeSet<String> = told()
+    let series: BTreeSet<String> = exported_families()
         .into_iter()
         .flat_map(|(name, kind)| match kind.as_str() {
             "counter" => vec![format!("{name}_total")],
@@ -51,37 +51,37 @@ fn the_dashboard_shows_only_what_is_told() {
             _ => vec![name],
         })
         .collect();
-    let mut asked = Vec::new();
-    expressions(&dashboard, &mut asked);
-    assert!(asked.len() > 20, "the dashboard asks for {asked:?} only");
-    for expression in asked {
+    let mut found = Vec::new();
+    collect_expressions(&dashboard, &mut found);
+    assert!(found.len() > 20, "the dashboard uses only {found:?}");
+    for expression in found {
         let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let mut names = words.filter(|word| word.starts_with("gpupool_") || word.starts_with("process_")).peekable();
-        assert!(names.peek().is_some(), "{expression} asks for no metric");
+        assert!(names.peek().is_some(), "{expression} uses no metric");
         for name in names {
-            assert!(series.contains(name), "{name} in {expression} is not told");
+            assert!(series.contains(name), "{name} in {expression} is not exported");
         }
     }
 }
 
-fn expressions(value: &serde_json::Value, found: &mut Vec<String>) {
+fn collect_expressions(value: &serde_json::Value, found: &mut Vec<String>) {
     match value {
         serde_json::Value::Object(fields) => {
             for (name, value) in fields {
                 match value.as_str() {
                     Some(text) if name == "expr" || name == "definition" => found.push(text.to_owned()),
-                    _ => expressions(value, found),
+                    _ => collect_expressions(value, found),
                 }
             }
         }
-        serde_json::Value::Array(values) => values.iter().for_each(|value| expressions(value, found)),
+        serde_json::Value::Array(values) => values.iter().for_each(|value| collect_expressions(value, found)),
         _ => {}
     }
 }
 
 #[test]
-fn answers_are_counted_in_their_range_and_unknown_routes_together() {
-    let text = text(Form::Plain);
+fn responses_are_counted_in_their_range_and_unknown_routes_together() {
+    let text = metrics_text(MetricsFormat::Plain);
     for line in [
         r#"gpupool_http_request_seconds_bucket{le="0.00005",route="/gpu/stats",method="GET",status="2xx"} 0"#,
         r#"gpupool_http_request_seconds_bucket{le="0.0001",route="/gpu/stats",method="GET",status="2xx"} 1"#,
@@ -89,7 +89,7 @@ fn answers_are_counted_in_their_range_and_unknown_routes_together() {
         r#"gpupool_http_request_seconds_bucket{le="+Inf",route="none",method="other",status="4xx"} 1"#,
         r#"gpupool_http_request_seconds_sum{route="none",method="other",status="4xx"} 1000.0"#,
     ] {
-        assert!(text.lines().any(|told| told == line), "{line} is not in\n{text}");
+        assert!(text.lines().any(|exported| exported == line), "{line} is not in\n{text}");
     }
     assert!(!text.contains("/made/up"), "a client must not make up labels");
 }

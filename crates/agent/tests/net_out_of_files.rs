@@ -7,27 +7,27 @@ mod support;
 
 use std::fs::File;
 
-use gpupool_agent::net::Limits;
+use gpupool_agent::internals::net::NetLimits;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use support::*;
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
-async fn without_free_files_the_listener_waits_and_then_serves_on() {
+async fn without_free_files_the_listener_waits_and_then_continues() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = Some(300);
     setrlimit(Resource::Nofile, limit).unwrap();
-    let served = serve_limited(Limits::default()).await;
+    let served = serve_limited(NetLimits::default()).await;
     let mut stream = served.connect().await;
     stream.write_all(get_request("/hello").as_bytes()).await.unwrap();
     read_until(&mut stream, "hello").await;
     let mut hoard: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     assert!(hoard.len() > 100, "only {} files", hoard.len());
-    // One file is free, and this client takes it: nothing is left to accept it with.
+    // This client takes the last free file, so the listener cannot accept it.
     hoard.pop();
     let mut waiting = served.connect().await;
     waiting.write_all(get_request("/hello").as_bytes()).await.unwrap();
-    // The connection from before is served meanwhile: the listener is not dead.
+    // The earlier connection is served meanwhile.
     stream.write_all(get_request("/hello").as_bytes()).await.unwrap();
     read_until(&mut stream, "hello").await;
     drop(hoard);

@@ -225,6 +225,9 @@ pub struct HealthBody {
     pub reading_age_secs: Option<f64>,
     /// Whether leases can be granted and given back durably.
     pub store: String,
+    /// Seconds since the authority last confirmed the state of the pool; it grows while the disk hangs.
+    #[serde(default)]
+    pub pool_age_secs: f64,
     /// Whether anybody on the network may lease.
     pub open: bool,
     /// The version of this server.

@@ -184,7 +184,9 @@ pub(crate) fn name_device(id: DeviceId, device: Option<&DeviceRow>, node: Option
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrailQuery {
     pub owner: Option<String>,
-    /// Only leases with a device of this number on its node.
+    /// Only leases on devices of the node with this name.
+    pub node: Option<String>,
+    /// Only leases on devices with this number on their node; with `node`, on that one.
     pub gpu_id: Option<GpuId>,
     /// Earliest time, inclusive.
     pub since: Option<SystemTime>,
@@ -217,10 +219,16 @@ impl TrailQuery {
     /// Returns whether a record with this sequence number matches.
     pub(crate) fn matches(&self, sequence: u64, record: &TrailRecord) -> bool {
         self.owner.as_ref().is_none_or(|owner| *owner == record.owner)
-            && self.gpu_id.is_none_or(|gpu_id| record.devices.iter().any(|device| device.gpu_id == gpu_id))
+            && ((self.gpu_id.is_none() && self.node.is_none())
+                || record.devices.iter().any(|device| self.matches_device(device)))
             && self.since.is_none_or(|since| millis(record.at) >= millis(since))
             && self.until.is_none_or(|until| millis(record.at) < millis(until))
             && self.after.is_none_or(|after| sequence > after.0)
+    }
+
+    fn matches_device(&self, device: &HeldDevice) -> bool {
+        self.gpu_id.is_none_or(|gpu_id| device.gpu_id == gpu_id)
+            && self.node.as_ref().is_none_or(|node| *node == device.node)
     }
 }
 

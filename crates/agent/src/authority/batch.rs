@@ -347,7 +347,7 @@ impl AuthorityThread {
         request: Option<RequestFollowUp>,
     ) {
         if let (Some(_), Err(refusal)) = (&request, &result) {
-            self.metrics.refused(refusal);
+            self.metrics.refused(refusal.outcome_name());
         }
         let has_key = request.as_ref().is_none_or(|request| request.has_key);
         let wait_until = request.and_then(|request| request.wait_until);

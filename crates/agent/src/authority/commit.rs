@@ -25,6 +25,17 @@ pub enum StoreState {
     Broken(Arc<str>),
 }
 
+impl StoreState {
+    /// Returns the published name of the state.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fine => "ok",
+            Self::Full(_) => "full",
+            Self::Broken(_) => "broken",
+        }
+    }
+}
+
 impl AuthorityThread {
     /// Commits the rows of a batch. If that fails, the pool is as it was last committed, and the refusal has the reason.
     pub(super) fn commit(&mut self, outcome: &ApplyOutcome) -> Result<(), Refusal> {
@@ -131,7 +142,7 @@ impl AuthorityThread {
             StoreState::Broken(why) => tracing::error!(%why, "every request is refused until the store works again"),
             StoreState::Fine => {}
         }
-        self.metrics.store(&state);
+        self.metrics.store(state.name());
         self.store_state = state;
         self.retried_at = Instant::now();
         self.publish_store_state();

@@ -22,7 +22,7 @@ use super::{AuthorityThread, TrailHandle};
 
 /// A reason why the authority refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// The pool denied it.
     #[error(transparent)]
     Denied(#[from] CommandDenied),
@@ -53,7 +53,7 @@ pub enum Refusal {
 
 /// The reply to a message.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// A lease as it is now.
     Lease(Box<LeaseBody>),
     /// Several leases that were followed together.
@@ -63,6 +63,23 @@ pub enum Reply {
 }
 
 pub(super) type ReplySender = oneshot::Sender<Result<Reply, Refusal>>;
+
+impl Refusal {
+    /// Returns the name of the outcome under which metrics count a refused request for GPUs.
+    pub(super) fn outcome_name(&self) -> &'static str {
+        match self {
+            Self::Denied(CommandDenied::NoCapacity) => "no_capacity",
+            Self::Denied(CommandDenied::Unsatisfiable(_)) => "unsatisfiable",
+            Self::Denied(CommandDenied::Invalid(_)) => "invalid",
+            Self::Denied(CommandDenied::Policy { .. }) => "policy",
+            Self::Denied(CommandDenied::QueueFull { .. }) => "queue_full",
+            Self::TooManyWaiting { .. } => "too_many_waiting",
+            Self::Forbidden(_) => "forbidden",
+            Self::NotDurable(_) | Self::DiskFull(_) => "not_kept",
+            Self::Denied(_) | Self::Busy | Self::Stopping => "other",
+        }
+    }
+}
 
 /// The number of a call that may wait for its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,7 +140,7 @@ pub(super) enum AuthorityMessage {
 
 /// A handle of the authority. Clones speak to the same thread.
 #[derive(Clone)]
-pub struct Authority {
+pub(crate) struct Authority {
     messages: SyncSender<AuthorityMessage>,
     cell: Arc<SnapshotCell>,
     trail: TrailHandle,
@@ -136,34 +153,39 @@ impl Authority {
     }
 
     /// Returns the latest published state. Never waits for the authority.
-    pub fn snapshot(&self) -> Arc<Snapshot> {
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         self.cell.latest()
     }
 
     /// Returns the time since the authority last confirmed its snapshot. It grows while the disk hangs.
-    pub fn snapshot_age(&self) -> Millis {
+    pub(crate) fn snapshot_age(&self) -> Millis {
         self.cell.age()
     }
 
     /// Whether the authority works, or waits for its disk. The watchdog of the service manager asks this.
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.cell.is_alive()
     }
 
     /// Returns the reader of the audit trail.
-    pub fn trail(&self) -> &TrailHandle {
+    pub(crate) fn trail(&self) -> &TrailHandle {
         &self.trail
     }
 
     /// Carries out a command for a caller. The reply comes when the result is durable.
-    pub async fn ask(&self, caller: Caller, command: PoolCommand) -> Result<Reply, Refusal> {
+    pub(crate) async fn ask(&self, caller: Caller, command: PoolCommand) -> Result<Reply, Refusal> {
         let (reply, receiver) = oneshot::channel();
         self.send(AuthorityMessage::Command(CallerCommand { command, caller, wait_until: None, reply }))?;
         receiver.await.unwrap_or(Err(Refusal::Stopping))
     }
 
     /// As [`Authority::ask`]; if the lease is queued afterwards, the reply waits for its grant for up to `wait`.
-    pub async fn ask_and_wait(&self, caller: Caller, command: PoolCommand, wait: Duration) -> Result<Reply, Refusal> {
+    pub(crate) async fn ask_and_wait(
+        &self,
+        caller: Caller,
+        command: PoolCommand,
+        wait: Duration,
+    ) -> Result<Reply, Refusal> {
         if wait.is_zero() {
             return self.ask(caller, command).await;
         }
@@ -175,7 +197,12 @@ impl Authority {
     }
 
     /// Follows one lease: extends its patience, and returns it when it leaves the queue or after `wait`.
-    pub async fn follow_lease(&self, caller: Caller, lease: LeaseId, wait: Duration) -> Result<LeaseBody, Refusal> {
+    pub(crate) async fn follow_lease(
+        &self,
+        caller: Caller,
+        lease: LeaseId,
+        wait: Duration,
+    ) -> Result<LeaseBody, Refusal> {
         match self.follow(caller, [lease].into(), wait, true).await? {
             Reply::Lease(lease) => Ok(*lease),
             Reply::Followed(_) | Reply::Done => Err(Refusal::Stopping),
@@ -184,7 +211,7 @@ impl Authority {
 
     /// Follows several leases: extends their patience, and returns those that left the queue, as soon as there is one or
     /// after `wait`.
-    pub async fn follow_leases(
+    pub(crate) async fn follow_leases(
         &self,
         caller: Caller,
         leases: Arc<[LeaseId]>,
@@ -214,7 +241,7 @@ impl Authority {
     }
 
     /// Ties a lease to a holder that the node has ready to watch. The reply comes when the holder is durable.
-    pub async fn attach(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
+    pub(crate) async fn attach(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
         let (reply, receiver) = oneshot::channel();
         self.send(AuthorityMessage::Attach(attachment, caller, reply))?;
         match receiver.await.unwrap_or(Err(Refusal::Stopping))? {
@@ -224,14 +251,14 @@ impl Authority {
     }
 
     /// Returns when the lease has ended.
-    pub async fn wait_for_end(&self, lease: LeaseId) -> Result<(), Refusal> {
+    pub(crate) async fn wait_for_end(&self, lease: LeaseId) -> Result<(), Refusal> {
         let (reply, receiver) = oneshot::channel();
         self.send(AuthorityMessage::WaitForEnd(lease, reply))?;
         receiver.await.map_err(|_| Refusal::Stopping)
     }
 
     /// Reports a fact without waiting for its effect. A sample takes the place of one that was not applied yet.
-    pub fn report(&self, report: NodeReport) -> Result<(), Refusal> {
+    pub(crate) fn report(&self, report: NodeReport) -> Result<(), Refusal> {
         match report {
             NodeReport::Sampled(sample) => self.cell.samples.put(sample, || self.send(AuthorityMessage::Sampled)),
             NodeReport::HolderGone { .. } | NodeReport::Drained { .. } => self.send(AuthorityMessage::Report(report)),
@@ -239,7 +266,7 @@ impl Authority {
     }
 
     /// Queries the committed state. Waits for the authority for a short time at most, then refuses as busy.
-    pub async fn query<T: Send + 'static>(
+    pub(crate) async fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&AuthorityThread) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
@@ -254,7 +281,7 @@ impl Authority {
     }
 
     /// Reads the store besides rows. Waits for the authority for a short time at most, then refuses as busy.
-    pub async fn read_store<T: Send + 'static>(
+    pub(crate) async fn read_store<T: Send + 'static>(
         &self,
         read: impl FnOnce(&dyn LeaseStore) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
@@ -270,7 +297,7 @@ impl Authority {
     }
 
     /// Works on the store besides rows, between two commits.
-    pub async fn with_store<T: Send + 'static>(
+    pub(crate) async fn with_store<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut dyn LeaseStore) -> T + Send + 'static,
     ) -> Result<T, Refusal> {
@@ -283,14 +310,14 @@ impl Authority {
     }
 
     /// Sends every call that waits its reply, and every later one at once: the agent is stopping.
-    pub async fn reply_to_open_calls(&self) {
+    pub(crate) async fn reply_to_open_calls(&self) {
         while self.send(AuthorityMessage::ReplyToCalls) == Err(Refusal::Busy) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
     /// Lets the thread end after the messages sent before. Never waits.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.cell.stop();
         // A full channel wakes the thread as well.
         let _ = self.send(AuthorityMessage::Stop);

@@ -16,7 +16,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const ROUNDS_PER_REMOVAL: u32 = 60;
 
 /// Runs housekeeping until the agent ends. A busy authority only delays a round.
-pub async fn run_housekeeping(authority: Authority, retention_days: u32) {
+pub(crate) async fn run_housekeeping(authority: Authority, retention_days: u32) {
     let mut round = 0_u32;
     loop {
         let removes = round.is_multiple_of(ROUNDS_PER_REMOVAL) && retention_days > 0;
@@ -38,7 +38,7 @@ pub async fn run_housekeeping(authority: Authority, retention_days: u32) {
 }
 
 /// Saves the state of the pool's clock.
-pub fn save_clock(store: &mut dyn LeaseStore) {
+pub(crate) fn save_clock(store: &mut dyn LeaseStore) {
     if let Err(error) = store.set_clock_anchor(&clock::anchor()) {
         tracing::warn!(%error, "cannot save the clock");
     }

@@ -23,11 +23,11 @@ pub(crate) mod tests;
 mod trail;
 mod waiters;
 
-pub use commit::StoreState;
-pub use handle::{Authority, Refusal, Reply};
-pub use housekeeping::{run_housekeeping, save_clock};
-pub use snapshot::{DeviceState, NodeSummary, Snapshot};
-pub use trail::TrailHandle;
+pub(crate) use commit::StoreState;
+pub(crate) use handle::{Authority, Refusal, Reply};
+pub(crate) use housekeeping::{run_housekeeping, save_clock};
+pub(crate) use snapshot::{DeviceState, NodeSummary, Snapshot};
+pub(crate) use trail::TrailHandle;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -56,7 +56,7 @@ use snapshot::SnapshotCell;
 use waiters::Waiters;
 
 /// Everything that an authority starts with.
-pub struct AuthoritySpec {
+pub(crate) struct AuthoritySpec {
     /// The store.
     pub store: Box<dyn LeaseStore>,
     /// The rows that the store holds.
@@ -82,7 +82,7 @@ pub struct AuthoritySpec {
 }
 
 /// The state of the authority. Only its thread touches it; [`Authority::query`] shows it to others.
-pub struct AuthorityThread {
+pub(crate) struct AuthorityThread {
     pool: Pool,
     store: Box<dyn LeaseStore>,
     store_state: StoreState,
@@ -116,7 +116,7 @@ pub struct AuthorityThread {
 }
 
 /// Starts the authority on the rows of a store. The strings name invalid rows.
-pub fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<String>)> {
+pub(crate) fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<String>)> {
     let (messages, inbox) = sync_channel(MESSAGES);
     let (mut thread, complaints) = AuthorityThread::new(spec, clock::both());
     let cell = thread.cell.clone();
@@ -249,7 +249,7 @@ impl AuthorityThread {
     }
 
     /// The pool as it was last committed.
-    pub fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Occupancy {
 
 impl Occupancy {
     /// Adds what a node attached to a lease.
-    pub fn attach(&mut self, lease: LeaseId, has_process: bool, has_cgroup: bool) {
+    pub(super) fn attach(&mut self, lease: LeaseId, has_process: bool, has_cgroup: bool) {
         if !has_process && !has_cgroup {
             return;
         }
@@ -34,22 +34,22 @@ impl Occupancy {
     }
 
     /// Assumes that a lease from before a restart is occupied, until its node reports otherwise.
-    pub fn assume_occupied(&mut self, lease: LeaseId) {
+    pub(super) fn assume_occupied(&mut self, lease: LeaseId) {
         self.occupants.insert(lease, LeaseOccupant { has_process: true, has_cgroup: true });
     }
 
     /// Replaces the leases with processes on the devices of a node.
-    pub fn set_running(&mut self, node: NodeId, running: HashSet<LeaseId>) {
+    pub(super) fn set_running(&mut self, node: NodeId, running: HashSet<LeaseId>) {
         self.running.insert(node, running);
     }
 
     /// Removes what the node attached to the lease. Processes that a reading showed on devices stay.
-    pub fn drained(&mut self, lease: LeaseId) {
+    pub(super) fn drained(&mut self, lease: LeaseId) {
         self.occupants.remove(&lease);
     }
 
     /// Forgets a lease whose devices are free.
-    pub fn forget(&mut self, lease: LeaseId) {
+    pub(super) fn forget(&mut self, lease: LeaseId) {
         self.occupants.remove(&lease);
         for running in self.running.values_mut() {
             running.remove(&lease);
@@ -58,23 +58,23 @@ impl Occupancy {
 
     /// Returns the number of nodes with remembered processes.
     #[cfg(test)]
-    pub fn nodes(&self) -> usize {
+    pub(super) fn nodes(&self) -> usize {
         self.running.len()
     }
 
     /// Forgets a node that is gone for good.
-    pub fn forget_node(&mut self, node: NodeId) {
+    pub(super) fn forget_node(&mut self, node: NodeId) {
         self.running.remove(&node);
     }
 
     /// Whether a node has to learn that the lease ended.
-    pub fn is_attached(&self, lease: LeaseId) -> bool {
+    pub(super) fn is_attached(&self, lease: LeaseId) -> bool {
         self.occupants.contains_key(&lease)
     }
 
     /// Whether something of an ended lease may still run. A holder that released the lease, or is gone, runs nothing that
     /// was not seen on a device or put into a control group; a holder that the lease was taken from may.
-    pub fn occupies(&self, lease: LeaseId, taken_back: bool) -> bool {
+    pub(super) fn occupies(&self, lease: LeaseId, taken_back: bool) -> bool {
         let occupant = self.occupants.get(&lease).copied().unwrap_or_default();
         occupant.has_cgroup
             || (taken_back && occupant.has_process)

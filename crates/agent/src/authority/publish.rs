@@ -25,18 +25,18 @@ pub(super) struct OrderQueue {
 }
 
 impl OrderQueue {
-    pub fn new(link: Box<dyn NodeLink>) -> Self {
+    pub(super) fn new(link: Box<dyn NodeLink>) -> Self {
         Self { link, backlog: VecDeque::new() }
     }
 
     /// Sends an order after those that wait.
-    pub fn push(&mut self, order: NodeOrder) {
+    pub(super) fn push(&mut self, order: NodeOrder) {
         self.backlog.push_back(order);
         self.flush();
     }
 
     /// Sends what the node can take now.
-    pub fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         while let Some(order) = self.backlog.pop_front() {
             if let Err(order) = self.link.send(order) {
                 self.backlog.push_front(order);
@@ -45,7 +45,7 @@ impl OrderQueue {
         }
     }
 
-    pub fn has_backlog(&self) -> bool {
+    pub(super) fn has_backlog(&self) -> bool {
         !self.backlog.is_empty()
     }
 }
@@ -208,7 +208,7 @@ impl AuthorityThread {
     }
 
     /// Returns a lease in the words of the API. The variables that show devices to a job are added by its node.
-    pub fn lease_body(
+    pub(crate) fn lease_body(
         &self,
         lease: &Lease,
         explanation: Option<&WaitExplanation>,

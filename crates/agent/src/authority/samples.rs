@@ -24,7 +24,7 @@ struct PendingSamples {
 impl LatestSamples {
     /// Puts a sample in place of the one before, and announces it unless samples are announced already. The sample keeps the
     /// readings of the one before that it lacks.
-    pub fn put(
+    pub(super) fn put(
         &self,
         mut sample: Box<NodeSample>,
         announce: impl FnOnce() -> Result<(), Refusal>,
@@ -42,7 +42,7 @@ impl LatestSamples {
     }
 
     /// Takes all samples.
-    pub fn take(&self) -> impl Iterator<Item = Box<NodeSample>> + use<> {
+    pub(super) fn take(&self) -> impl Iterator<Item = Box<NodeSample>> + use<> {
         let mut pending = self.lock();
         pending.is_announced = false;
         std::mem::take(&mut pending.by_node).into_values()

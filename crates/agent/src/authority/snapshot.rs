@@ -67,7 +67,7 @@ impl From<NodeView> for NodeSummary {
 }
 
 impl Snapshot {
-    pub(super) fn new(at: ClockReading, tokens: Arc<TokenOwners>) -> Self {
+    pub(crate) fn new(at: ClockReading, tokens: Arc<TokenOwners>) -> Self {
         Self {
             at,
             event: 0,
@@ -122,7 +122,7 @@ impl Snapshot {
         *self = Self { store: self.store.clone(), event: self.event, ..Self::new(self.at, self.tokens.clone()) };
     }
 
-    pub(super) fn set_device(&mut self, device: DeviceId, view: Option<DeviceView>) {
+    pub(crate) fn set_device(&mut self, device: DeviceId, view: Option<DeviceView>) {
         let Some(view) = view else {
             self.devices.remove_mut(&device);
             return;
@@ -134,7 +134,7 @@ impl Snapshot {
         self.devices.insert_mut(device, Arc::new(DeviceState { view, leases_published_at }));
     }
 
-    pub(super) fn set_node(&mut self, node: NodeId, summary: Option<NodeSummary>) {
+    pub(crate) fn set_node(&mut self, node: NodeId, summary: Option<NodeSummary>) {
         match summary {
             Some(summary) => self.nodes.insert_mut(node, Arc::new(summary)),
             None => drop(self.nodes.remove_mut(&node)),
@@ -170,7 +170,7 @@ pub(super) struct SnapshotCell {
 }
 
 impl SnapshotCell {
-    pub fn new(snapshot: Snapshot) -> Self {
+    pub(super) fn new(snapshot: Snapshot) -> Self {
         Self {
             latest: RwLock::new(Arc::new(snapshot)),
             confirmed_at: AtomicU64::new(clock::now().0),
@@ -181,19 +181,19 @@ impl SnapshotCell {
     }
 
     /// Requests the end of the authority.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Release);
     }
 
-    pub fn is_stopping(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    pub fn latest(&self) -> Arc<Snapshot> {
+    pub(super) fn latest(&self) -> Arc<Snapshot> {
         self.latest.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn publish(&self, snapshot: &Snapshot) {
+    pub(super) fn publish(&self, snapshot: &Snapshot) {
         let new = Arc::new(snapshot.clone());
         let mut latest = self.latest.write().unwrap_or_else(PoisonError::into_inner);
         let old = std::mem::replace(&mut *latest, new);
@@ -203,23 +203,23 @@ impl SnapshotCell {
     }
 
     /// Confirms that the latest snapshot is current.
-    pub fn confirm(&self) {
+    pub(super) fn confirm(&self) {
         self.confirmed_at.store(clock::now().0, Ordering::Relaxed);
     }
 
-    pub fn age(&self) -> Millis {
+    pub(super) fn age(&self) -> Millis {
         clock::now().since(PoolTime(self.confirmed_at.load(Ordering::Relaxed)))
     }
 
     /// Marks a call of the store as in progress, until the returned guard is dropped.
-    pub fn enter_store(self: &Arc<Self>) -> StoreCall {
+    pub(super) fn enter_store(self: &Arc<Self>) -> StoreCall {
         self.store_calls.fetch_add(1, Ordering::Relaxed);
         StoreCall(self.clone())
     }
 
     /// Whether the authority works or waits for its disk. A disk that hangs is no reason to end the agent: statistics and
     /// running jobs go on.
-    pub fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         self.store_calls.load(Ordering::Relaxed) > 0 || self.age() < AUTHORITY_SILENCE
     }
 }

@@ -17,7 +17,7 @@ type TrailTask = Box<dyn FnOnce(&dyn TrailReader) + Send>;
 
 /// A handle of the thread that reads the audit trail. The thread ends with the last handle.
 #[derive(Clone)]
-pub struct TrailHandle {
+pub(crate) struct TrailHandle {
     queries: SyncSender<TrailTask>,
 }
 
@@ -33,7 +33,7 @@ impl TrailHandle {
     }
 
     /// Runs a query. A query that takes too long is refused as busy. A query that panics does so at its caller.
-    pub async fn query<T: Send + 'static>(
+    pub(crate) async fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&dyn TrailReader) -> T + Send + 'static,
     ) -> Result<T, Refusal> {

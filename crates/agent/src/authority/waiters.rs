@@ -31,7 +31,7 @@ pub(super) struct Waiters {
 
 impl Waiters {
     /// Counts the waiting requests of a pool that was rebuilt. Open calls stay open.
-    pub fn recount(&mut self, pool: &Pool) {
+    pub(super) fn recount(&mut self, pool: &Pool) {
         self.queued.clear();
         self.by_owner.clear();
         for lease in pool.leases().filter(|lease| lease.state == LeaseState::Queued) {
@@ -49,32 +49,32 @@ impl Waiters {
     }
 
     /// Returns the number of waiting requests of an owner.
-    pub fn of_owner(&self, owner: &str) -> usize {
+    pub(super) fn of_owner(&self, owner: &str) -> usize {
         self.by_owner.get(owner).copied().unwrap_or(0)
     }
 
     /// Returns the number of waiting requests.
-    pub fn queued(&self) -> usize {
+    pub(super) fn queued(&self) -> usize {
         self.queued.len()
     }
 
     /// Whether a request waits.
-    pub fn is_queued(&self, lease: LeaseId) -> bool {
+    pub(super) fn is_queued(&self, lease: LeaseId) -> bool {
         self.queued.contains_key(&lease)
     }
 
     /// Returns the time at which the oldest waiting request was made.
-    pub fn oldest_request_at(&self) -> Option<PoolTime> {
+    pub(super) fn oldest_request_at(&self) -> Option<PoolTime> {
         self.queued.values().next().map(|(_, created_at)| *created_at)
     }
 
     /// Returns the time at which the next reply is due.
-    pub fn next_deadline(&self) -> Option<PoolTime> {
+    pub(super) fn next_deadline(&self) -> Option<PoolTime> {
         self.calls.next_deadline()
     }
 
     /// Notifies the caller when the lease has ended; at once if it has.
-    pub fn wait_for_end(&mut self, lease: LeaseId, waiter: oneshot::Sender<()>, pool: &Pool) {
+    pub(super) fn wait_for_end(&mut self, lease: LeaseId, waiter: oneshot::Sender<()>, pool: &Pool) {
         if has_ended(pool, lease) {
             let _hung_up = waiter.send(());
         } else {
@@ -85,7 +85,7 @@ impl Waiters {
     }
 
     /// Takes an effect into account, and wakes the calls that it concerns.
-    pub fn follow(&mut self, effect: &PoolEffect, pool: &Pool) {
+    pub(super) fn follow(&mut self, effect: &PoolEffect, pool: &Pool) {
         match effect {
             PoolEffect::Queued { lease } => {
                 if let Some(row) = pool.lease(*lease) {
@@ -104,19 +104,19 @@ impl Waiters {
     }
 
     /// Removes a call whose client hung up.
-    pub fn hang_up(&mut self, call: CallId) {
+    pub(super) fn hang_up(&mut self, call: CallId) {
         if let Some(call) = self.calls.remove(call) {
             self.calls.abandon(&call);
         }
     }
 
     /// Returns the leases of clients that hung up and cannot find them again, once.
-    pub fn take_abandoned(&mut self) -> Vec<LeaseId> {
+    pub(super) fn take_abandoned(&mut self) -> Vec<LeaseId> {
         std::mem::take(&mut self.calls.abandoned)
     }
 
     /// Lets every call get its reply now, and later ones at once.
-    pub fn stop_waiting(&mut self) {
+    pub(super) fn stop_waiting(&mut self) {
         self.replies_at_once = true;
     }
 

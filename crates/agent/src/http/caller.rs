@@ -1,9 +1,8 @@
-//! Who asks: by token, by the kernel's word for local users, or nobody in particular.
+//! The caller of a request: the owner of a token, a local user named by the kernel, or an anonymous client.
 //!
-//! Local users are known and own what they took. Over the network anybody may look, and only a token may change things
-//! (unless the agent is open); a token counts only where nobody can listen in, unless plain HTTP is allowed. What a web
-//! page makes a browser send is refused: a local user's word counts only under a name of this machine, and an `Origin`
-//! must be that very address.
+//! Local users own the leases that they took. Network clients may read, and need a token for every change unless the agent
+//! is open. Tokens count only over TLS or loopback, unless plain HTTP is allowed. Requests that a web page makes a browser
+//! send are refused: local identity counts only under a name of this machine, and an `Origin` must be that same address.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,34 +14,34 @@ use gpupool_config::Config;
 use gpupool_store::TokenRole;
 
 use crate::identity::{ANONYMOUS, Caller, Role};
-use crate::net::{Peer, Transport};
+use crate::net::{Peer, PeerTransport};
 use crate::users;
 
 use super::problem::Problem;
-use super::{App, Shared};
+use super::{AppState, SharedState};
 
-/// Whoever asks, to look at things.
-pub(super) struct Looks(pub Caller);
+/// The caller of a request that reads.
+pub(super) struct ReadAccess(pub Caller);
 
-/// Whoever asks, to change things.
-pub(super) struct Changes(pub Caller);
+/// The caller of a request that changes something.
+pub(super) struct WriteAccess(pub Caller);
 
-impl FromRequestParts<Shared> for Looks {
+impl FromRequestParts<SharedState> for ReadAccess {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, app: &SharedState) -> Result<Self, Problem> {
         identify(parts, app).map(Self)
     }
 }
 
-impl FromRequestParts<Shared> for Changes {
+impl FromRequestParts<SharedState> for WriteAccess {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Shared) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, app: &SharedState) -> Result<Self, Problem> {
         let caller = identify(parts, app)?;
         if caller.role == Role::Reader {
-            let detail = "changing anything over the network needs a token: gpupool token create on the node, then \
-                          GPUPOOL_TOKEN (or Authorization: Bearer …) here";
+            let detail = "changes over the network need a token: run gpupool token create on the node, then set \
+                          GPUPOOL_TOKEN (or send Authorization: Bearer …) here";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "token_needed", detail));
         }
         check_origin(&parts.headers, &app.config)?;
@@ -50,33 +49,34 @@ impl FromRequestParts<Shared> for Changes {
     }
 }
 
-fn identify(parts: &Parts, app: &App) -> Result<Caller, Problem> {
+fn identify(parts: &Parts, app: &AppState) -> Result<Caller, Problem> {
     let Some(peer) = parts.extensions.get::<Peer>() else {
         return Ok(Caller::reader());
     };
-    if let Some(secret) = bearer(&parts.headers)? {
-        return by_token(peer, secret, app);
+    if let Some(secret) = bearer_token(&parts.headers)? {
+        return token_caller(peer, secret, app);
     }
-    if !is_here(peer, &parts.headers) {
-        return Ok(stranger(peer, app));
+    if !is_local_peer(peer, &parts.headers) {
+        return Ok(network_caller(peer, app));
     }
-    if !matches!(peer.transport(), Transport::Unix) {
+    if !matches!(peer.transport(), PeerTransport::Unix) {
         check_host(&parts.headers, &app.config)?;
     }
     if peer.is_gone() {
-        // Nobody reads this. What was asked must not be done in the name of nobody: the same user may ask again.
-        return Err(Problem::new(StatusCode::UNAUTHORIZED, "gone", "the connection was closed before it was heard"));
+        // The user is unknown, so the request must not be carried out. The same user may send it again.
+        let detail = "the connection was closed before its user was known; send the request again";
+        return Err(Problem::new(StatusCode::UNAUTHORIZED, "gone", detail));
     }
-    Ok(local(peer))
+    Ok(local_caller(peer))
 }
 
-/// Whether the peer itself is on this machine; one that forwards for others is not.
-fn is_here(peer: &Peer, headers: &HeaderMap) -> bool {
+/// Whether the client is on this machine. A proxy that forwards requests does not count.
+fn is_local_peer(peer: &Peer, headers: &HeaderMap) -> bool {
     let forwards = ["forwarded", "x-forwarded-for", "x-real-ip"].iter().any(|name| headers.contains_key(*name));
     peer.is_local() && !forwards
 }
 
-fn local(peer: &Peer) -> Caller {
+fn local_caller(peer: &Peer) -> Caller {
     let Some(uid) = peer.uid() else {
         return Caller { owner: format!("{ANONYMOUS}:local").into(), role: Role::User, uid: None };
     };
@@ -85,21 +85,21 @@ fn local(peer: &Peer) -> Caller {
     Caller { owner: users::name_of(uid), role, uid: Some(uid) }
 }
 
-fn stranger(peer: &Peer, app: &App) -> Caller {
+fn network_caller(peer: &Peer, app: &AppState) -> Caller {
     if !app.config.server.open {
         return Caller::reader();
     }
     let from = match peer.transport() {
-        Transport::Tcp { remote, .. } => remote.ip().to_string(),
-        Transport::Unix => "local".into(),
+        PeerTransport::Tcp { remote, .. } => remote.ip().to_string(),
+        PeerTransport::Unix => "local".into(),
     };
     Caller { owner: format!("{ANONYMOUS}:{from}").into(), role: Role::User, uid: None }
 }
 
-fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
+fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let unreadable =
-        || Problem::new(StatusCode::UNAUTHORIZED, "token_unreadable", "Authorization must be: Bearer TOKEN");
+        || Problem::new(StatusCode::UNAUTHORIZED, "token_unreadable", "the Authorization header must be: Bearer TOKEN");
     let (scheme, secret) = value.to_str().ok().and_then(|text| text.split_once(' ')).ok_or_else(unreadable)?;
     if !scheme.eq_ignore_ascii_case("bearer") {
         return Err(unreadable());
@@ -107,14 +107,20 @@ fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     Ok(Some(secret.trim()))
 }
 
-fn by_token(peer: &Peer, secret: &str, app: &App) -> Result<Caller, Problem> {
-    let heard_by_others = matches!(peer.transport(), Transport::Tcp { loopback: false, tls: false, .. });
-    if heard_by_others && !app.config.server.allow_plain_http {
-        let detail = "a token came over plain HTTP, where others can read it: revoke it, and use https (--tls-cert, \
+fn token_caller(peer: &Peer, secret: &str, app: &AppState) -> Result<Caller, Problem> {
+    let can_be_read = matches!(peer.transport(), PeerTransport::Tcp { loopback: false, tls: false, .. });
+    if can_be_read && !app.config.server.allow_plain_http {
+        let detail = "the token came over plain HTTP, where others can read it: revoke it, and use https (--tls-cert, \
                       --tls-key) or start the agent with --allow-plain-http";
         return Err(Problem::forbidden("token_over_plain_http", detail));
     }
-    let unknown = || Problem::new(StatusCode::UNAUTHORIZED, "token_unknown", "this token is unknown or was revoked");
+    let unknown = || {
+        Problem::new(
+            StatusCode::UNAUTHORIZED,
+            "token_unknown",
+            "the token is unknown or was revoked; ask an administrator for a new one",
+        )
+    };
     let snapshot = app.authority.snapshot();
     let token = snapshot.tokens.find(secret).ok_or_else(unknown)?;
     let role = match token.role {
@@ -124,31 +130,36 @@ fn by_token(peer: &Peer, secret: &str, app: &App) -> Result<Caller, Problem> {
     Ok(Caller { owner: token.owner.as_str().into(), role, uid: None })
 }
 
-/// A local user's word counts only where the request was meant for this machine by name: a page that a browser loaded
-/// from elsewhere can be made to point at us, but not under a name of ours.
+/// Refuses local identity for a request to a foreign host name: a page of another site can make a browser send requests to
+/// this agent, but not under a name of this machine.
 fn check_host(headers: &HeaderMap, config: &Config) -> Result<(), Problem> {
     let Some(host) = headers.get(header::HOST) else { return Ok(()) };
     let host = host.to_str().unwrap_or("");
-    if is_ours(host, config) {
+    if is_own_host(host, config) {
         return Ok(());
     }
-    let detail = format!("{host:?} is not a name of this machine; use localhost, or add it to server.allowed_hosts");
+    let detail = format!(
+        "Host is {host:?}, which is not a name of this machine; use localhost, or add the name to server.allowed_hosts"
+    );
     Err(Problem::forbidden("host_not_allowed", detail))
 }
 
-/// Whoever sends an `Origin` is a browser: it may only be our own page.
+/// Refuses changes by pages of other sites: only a browser sends an `Origin`.
 fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), Problem> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or("");
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
     let is_same = origin.split_once("://").is_some_and(|(_, of)| of.eq_ignore_ascii_case(host));
-    if is_same && is_ours(host, config) {
+    if is_same && is_own_host(host, config) {
         return Ok(());
     }
-    Err(Problem::forbidden("origin_not_allowed", format!("a page of {origin:?} may not change anything here")))
+    Err(Problem::forbidden(
+        "origin_not_allowed",
+        format!("Origin is {origin:?}; pages of other sites may not change anything here"),
+    ))
 }
 
-fn is_ours(host: &str, config: &Config) -> bool {
+fn is_own_host(host: &str, config: &Config) -> bool {
     let name = without_port(host);
     let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
     let server = &config.server;
@@ -170,8 +181,8 @@ fn without_port(host: &str) -> &str {
 }
 
 impl Caller {
-    /// The account a request goes to: one's own; an administrator names any, and those nobody vouches for name
-    /// themselves as they like, as long as they cannot be taken for somebody known.
+    /// Returns the owner of a request: the caller itself, or any owner that an administrator names. An anonymous caller may
+    /// choose a name, which gets a prefix so that it differs from every known owner.
     pub(super) fn account(&self, named: Option<&Arc<str>>) -> Result<Arc<str>, Problem> {
         let Some(named) = named else { return Ok(self.owner.clone()) };
         if self.role == Role::Admin || *named == self.owner {
@@ -180,7 +191,7 @@ impl Caller {
         if self.uid.is_none() && self.owner.starts_with(ANONYMOUS) {
             return Ok(format!("{ANONYMOUS}:{named}").into());
         }
-        let detail = format!("{} cannot take GPUs on the account of {named}", self.owner);
+        let detail = format!("owner is {named}, and {} may request GPUs only as {}", self.owner, self.owner);
         Err(Problem::forbidden("not_your_account", detail))
     }
 }
@@ -200,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_is_ones_own_unless_one_is_an_administrator() {
+    fn only_administrators_may_name_another_owner() {
         let caller = |owner: &str, role, uid| Caller { owner: owner.into(), role, uid };
         let bob: Arc<str> = "bob".into();
         assert_eq!(&*caller("alice", Role::User, Some(1)).account(None).unwrap(), "alice");

@@ -1,4 +1,4 @@
-//! What happens, as it happens: server-sent events that can be gone on with.
+//! Server-sent events, which a client can resume after the last event that it received.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,53 +10,72 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream::unfold;
 use gpupool_api::events::EventBody;
+use gpupool_api::problem::ProblemBody;
 
 use crate::clock;
 use crate::events::{EventId, Events};
 use crate::limits::{EVENTS_AT_ONCE, HOLD_BEAT};
 use crate::net::Shutdown;
 
-use super::Shared;
+use super::SharedState;
+use super::extract::QueryParameters;
+use super::pool::NodeParameter;
+use super::problem::Problem;
 
 /// Events
 ///
-/// Server-sent events, each told after it was made durable. A client that comes back with `Last-Event-ID` goes on where it
-/// was; where events were missed meanwhile, or the agent was restarted, the first event is a `reset`.
+/// Server-sent events, each sent after it is durable. A client that returns with `Last-Event-ID` continues after that event;
+/// if events were missed meanwhile, or the agent was restarted, the first event is a `reset`.
 #[utoipa::path(
     get, path = "/v1/events", tag = "pool",
-    params(("Last-Event-ID" = Option<String>, Header, description = "The last event seen")),
-    responses((status = 200, description = "Events, as long as the connection is open", body = EventBody, content_type = "text/event-stream"))
+    params(
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that the client received"),
+        ("node" = Option<String>, Query, description = "Only events on the node with this name; events on no node, such as `queued`, are left out"),
+    ),
+    responses(
+        (status = 200, description = "Events, as long as the connection is open", body = EventBody, content_type = "text/event-stream"),
+        (status = "default", description = "The node is unknown", body = ProblemBody, content_type = "application/problem+json"),
+    )
 )]
-pub(super) async fn events(State(app): State<Shared>, headers: HeaderMap) -> Response {
-    let seen = headers.get("last-event-id").and_then(|id| id.to_str().ok());
-    let place = seen.and_then(|id| app.events.place_of(id));
-    let stream = Stream {
+pub(super) async fn events(
+    State(app): State<SharedState>,
+    QueryParameters(node): QueryParameters<NodeParameter>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let node = node.known(&app, &app.authority.snapshot())?.map(ToOwned::to_owned);
+    let last_id = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let place = last_id.and_then(|id| app.events.place_of(id));
+    let feed = EventFeed {
         more: app.events.follow(),
         place: place.unwrap_or_else(|| app.events.last()),
-        reset: seen.is_some() && place.is_none(),
+        node,
+        reset: last_id.is_some() && place.is_none(),
         greeted: false,
         events: app.events.clone(),
         shutdown: app.shutdown.clone(),
     };
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    (headers, Body::from_stream(Box::pin(unfold(stream, Stream::next)))).into_response()
+    Ok((headers, Body::from_stream(Box::pin(unfold(feed, EventFeed::next)))).into_response())
 }
 
-struct Stream {
+/// The events of one connection.
+struct EventFeed {
     events: Arc<Events>,
     more: tokio::sync::watch::Receiver<u64>,
-    /// The last event sent.
+    /// The place of the last event that was sent or left out.
     place: u64,
-    /// Whether the client has to look at the whole again first.
+    /// The node whose events are sent; all events if there is none.
+    node: Option<String>,
+    /// Whether the client has to read the whole state again first.
     reset: bool,
     greeted: bool,
     shutdown: Shutdown,
 }
 
-impl Stream {
+impl EventFeed {
     async fn next(mut self) -> Option<(Result<Bytes, Infallible>, Self)> {
         if !self.greeted {
-            // So that the client knows at once that it listens, and where to go on if nothing happens.
+            // Confirms the subscription, and gives the client an id to resume from if nothing happens.
             self.greeted = true;
             let mut text = format!("retry: 2000\nid: {}\n: listening\n\n", self.id(self.place));
             if std::mem::take(&mut self.reset) {
@@ -73,8 +92,14 @@ impl Stream {
                     text.push_str(&self.reset_at(self.place));
                 }
                 for (place, event) in batch.events {
-                    text.push_str(&frame(&self.id(place), &event));
                     self.place = place;
+                    if self.node.is_none() || self.node == event.node {
+                        text.push_str(&event_frame(&self.id(place), &event));
+                    }
+                }
+                if text.is_empty() {
+                    // All events were left out. The client resumes after them.
+                    text = format!("id: {}\n\n", self.id(self.place));
                 }
                 return Some((Ok(text.into()), self));
             }
@@ -99,13 +124,13 @@ impl Stream {
             worker_id: None,
             gpu_ids: Vec::new(),
             node: None,
-            reason: Some("events were missed: look at the whole again".into()),
+            reason: Some("events were missed: read leases and devices again".into()),
         };
-        frame(&self.id(place), &event)
+        event_frame(&self.id(place), &event)
     }
 }
 
-fn frame(id: &EventId, event: &EventBody) -> String {
+fn event_frame(id: &EventId, event: &EventBody) -> String {
     let data = serde_json::to_string(event).unwrap_or_default();
     format!("id: {id}\nevent: {}\ndata: {data}\n\n", event.kind)
 }

@@ -1,4 +1,4 @@
-//! Following leases, one or many: asking keeps a waiting request in the queue, and tells when its turn has come.
+//! Following leases, one or many: a call keeps requests in the queue, and returns when one leaves it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use serde::Deserialize;
 
 use crate::limits::{FOLLOWED_BY_CALL, WAIT_SECS};
 
-use super::Shared;
-use super::caller::Looks;
+use super::SharedState;
+use super::caller::ReadAccess;
+use super::extract::{JsonBody, LeasePath, QueryParameters};
 use super::leases::with_environment;
 use super::problem::Problem;
-use super::read::{Json, LeaseInPath, Query};
 
 /// Follow a lease
 ///
-/// Waits up to `wait_secs` for a queued lease to be granted. Asking is also how a waiter stays in the queue.
+/// Waits up to `wait_secs` for a queued lease to be granted. The call also keeps the request in the queue.
 #[utoipa::path(
     get, path = "/v1/leases/{id}", tag = "leases",
     params(
         ("id" = u64, Path, description = "The lease"),
-        ("wait_secs" = Option<f64>, Query, description = "How long the answer may take, 0..=300"),
+        ("wait_secs" = Option<f64>, Query, description = "The longest time that the response may take, 0..=300"),
     ),
     responses(
         (status = 200, description = "The lease", body = LeaseBody),
@@ -33,49 +33,48 @@ use super::read::{Json, LeaseInPath, Query};
     )
 )]
 pub(super) async fn follow(
-    State(app): State<Shared>,
-    Looks(caller): Looks,
-    LeaseInPath(lease): LeaseInPath,
-    Query(query): Query<WaitQuery>,
+    State(app): State<SharedState>,
+    ReadAccess(caller): ReadAccess,
+    LeasePath(lease): LeasePath,
+    QueryParameters(query): QueryParameters<WaitParameter>,
 ) -> Result<axum::Json<LeaseBody>, Problem> {
-    let wait = wait_of(query.wait_secs.unwrap_or(0.0))?;
+    let wait = parse_wait(query.wait_secs.unwrap_or(0.0))?;
     let lease = app.authority.follow_lease(caller, lease, wait).await?;
     Ok(axum::Json(with_environment(&app, lease)))
 }
 
 #[derive(Deserialize)]
-pub(super) struct WaitQuery {
+pub(super) struct WaitParameter {
     wait_secs: Option<f64>,
 }
 
 /// Follow many leases at once
 ///
-/// Waits up to `wait_secs` until the first of them leaves the queue, and tells of all that did. Asking is also how they stay
-/// in the queue. Those that are unknown, or not the caller's, are named and not waited for.
+/// Waits up to `wait_secs` until the first lease leaves the queue, and returns all that have left it. The call also keeps the
+/// requests in the queue. Leases that are unknown, or belong to another owner, are listed and not waited for.
 #[utoipa::path(
     post, path = "/v1/leases/follow", operation_id = "follow_leases", tag = "leases", request_body = FollowBody,
     responses(
-        (status = 200, description = "Those that do not wait (any more); none where all still do", body = FollowResponse),
+        (status = 200, description = "The leases that are not queued; empty if all of them are", body = FollowResponse),
         (status = 422, description = "A field is wrong", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn follow_all(
-    State(app): State<Shared>,
-    Looks(caller): Looks,
-    Json(body): Json<FollowBody>,
+    State(app): State<SharedState>,
+    ReadAccess(caller): ReadAccess,
+    JsonBody(body): JsonBody<FollowBody>,
 ) -> Result<axum::Json<FollowResponse>, Problem> {
-    let wait = wait_of(body.wait_secs)?;
-    let leases = different(&body.leases)?;
+    let wait = parse_wait(body.wait_secs)?;
+    let leases = check_leases(&body.leases)?;
     let FollowResponse { changed, unknown } = app.authority.follow_leases(caller, leases, wait).await?;
     let changed = changed.into_iter().map(|lease| with_environment(&app, lease)).collect();
     Ok(axum::Json(FollowResponse { changed, unknown }))
 }
 
-fn different(ids: &[u64]) -> Result<Arc<[LeaseId]>, Problem> {
-    let wrong = |found: String| {
-        Err(Problem::field("leases", found, format!("1..={FOLLOWED_BY_CALL} different numbers of leases")))
-    };
+fn check_leases(ids: &[u64]) -> Result<Arc<[LeaseId]>, Problem> {
+    let wrong =
+        |value: String| Err(Problem::field("leases", value, format!("1..={FOLLOWED_BY_CALL} different ids of leases")));
     if !(1..=FOLLOWED_BY_CALL).contains(&ids.len()) {
         return wrong(format!("a list of {}", ids.len()));
     }
@@ -86,8 +85,8 @@ fn different(ids: &[u64]) -> Result<Arc<[LeaseId]>, Problem> {
     }
 }
 
-/// Returns how long an answer may take.
-pub(super) fn wait_of(secs: f64) -> Result<Duration, Problem> {
+/// Returns the time that a response may take.
+pub(super) fn parse_wait(secs: f64) -> Result<Duration, Problem> {
     if (0.0..=WAIT_SECS).contains(&secs) {
         Ok(Duration::from_secs_f64(secs))
     } else {

@@ -1,4 +1,4 @@
-//! The audit trail: who held what, when, and how it ended.
+//! The audit trail: the devices of each lease, its times, its owner, and the cause of its end.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,50 +14,55 @@ use serde::Deserialize;
 use crate::clock::iso;
 use crate::limits::RECORDS_AT_ONCE;
 
-use super::Shared;
+use super::SharedState;
+use super::extract::QueryParameters;
+use super::pool::check_node;
 use super::problem::Problem;
-use super::read::Query;
 
 /// The audit trail
 #[utoipa::path(
     get, path = "/v1/history", operation_id = "lease_history", tag = "history",
     params(
-        ("owner" = Option<String>, Query, description = "Only this owner's"),
-        ("gpu_id" = Option<u32>, Query, description = "Only of this device"),
+        ("owner" = Option<String>, Query, description = "Only records of this owner"),
+        ("node" = Option<String>, Query, description = "Only records with devices of the node with this name"),
+        ("gpu_id" = Option<u32>, Query, description = "Only records with the device of this number; with `node`, on that node"),
         ("since" = Option<String>, Query, description = "From this time on, ISO 8601 with an offset"),
         ("until" = Option<String>, Query, description = "Before this time"),
-        ("after" = Option<String>, Query, description = "What `next` of the answer before was"),
-        ("limit" = Option<usize>, Query, description = "At most so many, 1..=1000"),
+        ("after" = Option<String>, Query, description = "`next` of the previous response"),
+        ("limit" = Option<usize>, Query, description = "The largest number of records, 1..=1000"),
     ),
     responses(
-        (status = 200, description = "Records, in the order they were made", body = HistoryBody),
-        (status = "default", description = "A parameter is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 200, description = "Records, in the order of their commits", body = HistoryBody),
+        (status = "default", description = "A parameter is wrong, the node is unknown, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn history(
-    State(app): State<Shared>,
-    Query(query): Query<HistoryQuery>,
+    State(app): State<SharedState>,
+    QueryParameters(query): QueryParameters<HistoryParameters>,
 ) -> Result<axum::Json<HistoryBody>, Problem> {
     let limit = query.limit.unwrap_or(RECORDS_AT_ONCE);
     if !(1..=RECORDS_AT_ONCE).contains(&limit) {
         return Err(Problem::field("limit", limit, format!("1..={RECORDS_AT_ONCE}")));
     }
+    check_node(query.node.as_deref(), &app, &app.authority.snapshot())?;
     let query = gpupool_store::TrailQuery {
         owner: query.owner,
+        node: query.node,
         gpu_id: query.gpu_id.map(GpuId),
-        since: time("since", query.since.as_deref())?,
-        until: time("until", query.until.as_deref())?,
+        since: parse_time("since", query.since.as_deref())?,
+        until: parse_time("until", query.until.as_deref())?,
         limit: Some(limit),
-        after: query.after.as_deref().map(cursor).transpose()?,
+        after: query.after.as_deref().map(parse_cursor).transpose()?,
     };
-    let page = app.authority.trail().query(move |trail| trail.history(&query)).await?.map_err(unreadable)?;
+    let page = app.authority.trail().query(move |trail| trail.history(&query)).await?.map_err(store_problem)?;
     let next = page.next.map(|cursor| cursor.0.to_string());
-    Ok(axum::Json(HistoryBody { records: page.records.into_iter().map(record).collect(), next }))
+    Ok(axum::Json(HistoryBody { records: page.records.into_iter().map(record_body).collect(), next }))
 }
 
 #[derive(Deserialize)]
-pub(super) struct HistoryQuery {
+pub(super) struct HistoryParameters {
     owner: Option<String>,
+    node: Option<String>,
     gpu_id: Option<u32>,
     since: Option<String>,
     until: Option<String>,
@@ -65,21 +70,21 @@ pub(super) struct HistoryQuery {
     limit: Option<usize>,
 }
 
-/// Who held how much
+/// Usage by owner or device
 #[utoipa::path(
     get, path = "/v1/usage", tag = "history",
     params(
         ("by" = Option<String>, Query, description = "`owner` (the default) or `gpu`"),
-        ("since" = Option<String>, Query, description = "From this time on, ISO 8601 with an offset; the last 7 days unless said"),
+        ("since" = Option<String>, Query, description = "From this time on, ISO 8601 with an offset; 7 days ago by default"),
     ),
     responses(
-        (status = 200, description = "Most first", body = UsageBody),
+        (status = 200, description = "Usage, largest first", body = UsageBody),
         (status = "default", description = "A parameter is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn usage(
-    State(app): State<Shared>,
-    Query(query): Query<UsageQuery>,
+    State(app): State<SharedState>,
+    QueryParameters(query): QueryParameters<UsageParameters>,
 ) -> Result<axum::Json<UsageBody>, Problem> {
     let by = match query.by.as_deref() {
         None | Some("owner") => UsageDimension::Owner,
@@ -88,8 +93,9 @@ pub(super) async fn usage(
     };
     let until = SystemTime::now();
     let week_ago = until.checked_sub(Duration::from_secs(7 * 86_400)).unwrap_or(UNIX_EPOCH);
-    let since = time("since", query.since.as_deref())?.unwrap_or(week_ago);
-    let lines = app.authority.trail().query(move |trail| trail.usage(by, since, until)).await?.map_err(unreadable)?;
+    let since = parse_time("since", query.since.as_deref())?.unwrap_or(week_ago);
+    let lines =
+        app.authority.trail().query(move |trail| trail.usage(by, since, until)).await?.map_err(store_problem)?;
     let line = |line: gpupool_store::UsageTotal| UsageLine {
         name: line.name,
         leases: line.leases,
@@ -102,14 +108,14 @@ pub(super) async fn usage(
 }
 
 #[derive(Deserialize)]
-pub(super) struct UsageQuery {
+pub(super) struct UsageParameters {
     by: Option<String>,
     since: Option<String>,
 }
 
-fn time(field: &str, text: Option<&str>) -> Result<Option<SystemTime>, Problem> {
+fn parse_time(field: &str, text: Option<&str>) -> Result<Option<SystemTime>, Problem> {
     let Some(text) = text else { return Ok(None) };
-    // A plus sign in an address means a blank unless it is written as %2B, which people forget.
+    // A plus sign in a URL means a blank unless it is escaped as %2B, which people forget.
     let parsed: Result<Timestamp, _> = text.replace(' ', "+").parse();
     match parsed {
         Ok(time) => Ok(Some(SystemTime::from(time).max(UNIX_EPOCH))),
@@ -119,14 +125,14 @@ fn time(field: &str, text: Option<&str>) -> Result<Option<SystemTime>, Problem> 
     }
 }
 
-fn cursor(text: &str) -> Result<TrailCursor, Problem> {
-    // Places are signed numbers in the database.
-    let place = text.parse::<u64>().ok().filter(|place| i64::try_from(*place).is_ok());
-    let unknown = || Problem::field("after", format!("{text:?}"), "what `next` of the answer before was");
-    place.map(TrailCursor).ok_or_else(unknown)
+fn parse_cursor(text: &str) -> Result<TrailCursor, Problem> {
+    // Positions are signed numbers in the database.
+    let position = text.parse::<u64>().ok().filter(|position| i64::try_from(*position).is_ok());
+    let wrong = || Problem::field("after", format!("{text:?}"), "`next` of the previous response");
+    position.map(TrailCursor).ok_or_else(wrong)
 }
 
-fn record(record: gpupool_store::TrailRecord) -> HistoryRecord {
+fn record_body(record: gpupool_store::TrailRecord) -> HistoryRecord {
     let device = |device: gpupool_store::HeldDevice| HistoryDevice {
         node: device.node,
         gpu_id: device.gpu_id.0,
@@ -151,6 +157,6 @@ fn record(record: gpupool_store::TrailRecord) -> HistoryRecord {
     }
 }
 
-pub(super) fn unreadable(error: ReadError) -> Problem {
+pub(super) fn store_problem(error: ReadError) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not_durable", error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Asking for GPUs, renewing and giving back.
+//! Requesting, renewing and releasing leases.
 
 use std::sync::Arc;
 
@@ -15,52 +15,53 @@ use crate::authority::{Refusal, Reply};
 use crate::identity::Caller;
 use crate::limits::LEASES_AT_ONCE;
 
-use super::caller::{Changes, Looks};
-use super::follow::wait_of;
+use super::caller::{ReadAccess, WriteAccess};
+use super::extract::{JsonBody, LeasePath, QueryParameters};
+use super::follow::parse_wait;
+use super::pool::check_node;
 use super::problem::Problem;
-use super::read::{Json, LeaseInPath, Query};
-use super::{App, Shared};
+use super::{AppState, SharedState};
 
-/// Ask for GPUs
+/// Request GPUs
 ///
-/// The answer comes when it is durable: a lease that is active, or queued after `wait_secs` (follow it then, at least every
+/// The response comes when it is durable: a lease that is active, or queued after `wait_secs` (then follow it, at least every
 /// 15 s). A request that is retried with the same `Idempotency-Key` is the same request.
 #[utoipa::path(
     post, path = "/v1/leases", operation_id = "create_lease", tag = "leases", request_body = RequestBody,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Makes a retried request the same request")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Identifies a retried request")),
     responses(
-        (status = 201, description = "Granted (or offered, to a request that waits elsewhere too)", body = LeaseBody),
-        (status = 202, description = "Waits its turn, with position and reason", body = LeaseBody),
-        (status = 200, description = "The same request was made before, and its lease is over", body = LeaseBody),
-        (status = 409, description = "`no_capacity`, and the request does not wait", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 201, description = "Granted (or offered, to a request that waits at several servers)", body = LeaseBody),
+        (status = 202, description = "Queued, with position and reason", body = LeaseBody),
+        (status = 200, description = "The same request was made before, and its lease has ended", body = LeaseBody),
+        (status = 409, description = "`no_capacity`: the request does not queue", body = ProblemBody, content_type = "application/problem+json"),
         (status = 422, description = "Never satisfiable here, or a field is wrong", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn create(
-    State(app): State<Shared>,
-    Changes(caller): Changes,
+    State(app): State<SharedState>,
+    WriteAccess(caller): WriteAccess,
     headers: HeaderMap,
-    Json(mut body): Json<RequestBody>,
+    JsonBody(mut body): JsonBody<RequestBody>,
 ) -> Result<Response, Problem> {
-    let wait = wait_of(body.wait_secs.unwrap_or(0.0))?;
-    names_are_printable(&body)?;
+    let wait = parse_wait(body.wait_secs.unwrap_or(0.0))?;
+    check_names(&body)?;
     body.owner = Some(caller.account(body.owner.as_ref())?);
     body.ttl_secs = Some(body.ttl_secs.unwrap_or(app.config.leases.default_ttl_secs.as_secs_f64()));
-    let most = app.config.leases.max_ttl_secs.as_secs_f64();
-    if let Some(ttl) = body.ttl_secs.filter(|ttl| *ttl > most) {
-        return Err(Problem::field("ttl_secs", ttl, format!("at most {most}")));
+    let max_ttl = app.config.leases.max_ttl_secs.as_secs_f64();
+    if let Some(ttl) = body.ttl_secs.filter(|ttl| *ttl > max_ttl) {
+        return Err(Problem::field("ttl_secs", ttl, format!("at most {max_ttl}")));
     }
-    let key = key_of(&headers)?;
+    let key = parse_key(&headers)?;
     let request = Arc::new(Request::try_from(body)?);
-    // A client that hangs up while it waits wants its request no longer, unless a key lets it come back.
+    // A client that hangs up while it waits gives its request up, unless a key lets it return.
     let reply = app.authority.ask_and_wait(caller, PoolCommand::Request { request, key }, wait).await?;
-    let lease = lease_of(reply)?;
+    let lease = lease_in(reply)?;
     tracing::Span::current().record("lease", lease.id);
-    Ok(created(with_environment(&app, lease)))
+    Ok(created_response(with_environment(&app, lease)))
 }
 
-fn created(lease: LeaseBody) -> Response {
+fn created_response(lease: LeaseBody) -> Response {
     let status = match lease.state {
         LeaseState::Queued => StatusCode::ACCEPTED,
         LeaseState::Active | LeaseState::Offered => StatusCode::CREATED,
@@ -73,23 +74,24 @@ fn created(lease: LeaseBody) -> Response {
 #[utoipa::path(
     get, path = "/v1/leases", operation_id = "list_leases", tag = "leases",
     params(
-        ("state" = Option<String>, Query, description = "Only in this state; `live` for those that are not over (the default), `all` for all that are remembered"),
-        ("owner" = Option<String>, Query, description = "Only this owner's"),
-        ("node" = Option<String>, Query, description = "Only those on the node of this name"),
-        ("after" = Option<u64>, Query, description = "Only those with a larger number"),
-        ("limit" = Option<usize>, Query, description = "At most so many, 1..=1000"),
+        ("state" = Option<String>, Query, description = "Only leases in this state; `live` (the default) for those that have not ended, `all` for all that are remembered"),
+        ("owner" = Option<String>, Query, description = "Only leases of this owner"),
+        ("node" = Option<String>, Query, description = "Only leases on the node with this name"),
+        ("after" = Option<u64>, Query, description = "Only leases with a larger number"),
+        ("limit" = Option<usize>, Query, description = "The largest number of leases, 1..=1000"),
     ),
     responses(
         (status = 200, description = "Leases, by number", body = LeaseList),
-        (status = "default", description = "A parameter is wrong, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "default", description = "A parameter is wrong, the node is unknown, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn list(
-    State(app): State<Shared>,
-    Looks(caller): Looks,
-    Query(query): Query<ListQuery>,
+    State(app): State<SharedState>,
+    ReadAccess(caller): ReadAccess,
+    QueryParameters(query): QueryParameters<LeaseListParameters>,
 ) -> Result<axum::Json<LeaseList>, Problem> {
-    let wanted = Wanted::of(query.state.as_deref())?;
+    let filter = LeaseStateFilter::parse(query.state.as_deref())?;
+    check_node(query.node.as_deref(), &app, &app.authority.snapshot())?;
     let limit = query.limit.unwrap_or(LEASES_AT_ONCE);
     if !(1..=LEASES_AT_ONCE).contains(&limit) {
         return Err(Problem::field("limit", limit, format!("1..={LEASES_AT_ONCE}")));
@@ -98,12 +100,12 @@ pub(super) async fn list(
         let after = query.after.map_or(0, |after| after.saturating_add(1));
         let pool = authority.pool();
         let is_on_node = |lease: &gpupool_core::Lease| {
-            let Some(wanted) = &query.node else { return true };
-            lease.node.and_then(|node| pool.node(node)).is_some_and(|node| *node.facts.name == **wanted)
+            let Some(name) = &query.node else { return true };
+            lease.node.and_then(|node| pool.node(node)).is_some_and(|node| *node.facts.name == **name)
         };
         let mut found = pool.leases().filter(|lease| {
             lease.id.0 >= after
-                && wanted.is(lease.state)
+                && filter.matches(lease.state)
                 && query.owner.as_ref().is_none_or(|name| **name == *lease.request.owner)
                 && is_on_node(lease)
         });
@@ -121,7 +123,7 @@ pub(super) async fn list(
 }
 
 #[derive(Deserialize)]
-pub(super) struct ListQuery {
+pub(super) struct LeaseListParameters {
     state: Option<String>,
     owner: Option<String>,
     node: Option<String>,
@@ -129,14 +131,15 @@ pub(super) struct ListQuery {
     limit: Option<usize>,
 }
 
-enum Wanted {
+/// The states of leases in a list.
+enum LeaseStateFilter {
     All,
     Live,
     Only(gpupool_core::LeaseState),
 }
 
-impl Wanted {
-    fn of(text: Option<&str>) -> Result<Self, Problem> {
+impl LeaseStateFilter {
+    fn parse(text: Option<&str>) -> Result<Self, Problem> {
         match text {
             None | Some("live") => Ok(Self::Live),
             Some("all") => Ok(Self::All),
@@ -147,39 +150,39 @@ impl Wanted {
         }
     }
 
-    fn is(&self, state: gpupool_core::LeaseState) -> bool {
+    fn matches(&self, state: gpupool_core::LeaseState) -> bool {
         match self {
             Self::All => true,
             Self::Live => !state.is_ended(),
-            Self::Only(wanted) => *wanted == state,
+            Self::Only(only) => *only == state,
         }
     }
 }
 
 /// Renew a lease
 ///
-/// Every third of its ttl. A token that is not the lease's own is `409 stale`.
+/// Every third of its ttl. A token of another lease is `409 stale`.
 #[utoipa::path(
     post, path = "/v1/leases/{id}/renew", tag = "leases", request_body = FencingTokenBody,
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease, with its new end", body = LeaseBody),
+        (status = 200, description = "The lease, with its new expiry", body = LeaseBody),
         (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn renew(
-    State(app): State<Shared>,
-    Changes(caller): Changes,
-    LeaseInPath(lease): LeaseInPath,
-    Json(body): Json<FencingTokenBody>,
+    State(app): State<SharedState>,
+    WriteAccess(caller): WriteAccess,
+    LeasePath(lease): LeasePath,
+    JsonBody(body): JsonBody<FencingTokenBody>,
 ) -> Result<axum::Json<LeaseBody>, Problem> {
-    ask(&app, caller, PoolCommand::Renew { lease, token: Token(body.token) }).await.map(axum::Json)
+    ask_about_lease(&app, caller, PoolCommand::Renew { lease, token: Token(body.token) }).await.map(axum::Json)
 }
 
 /// Confirm an offer
 ///
-/// A request that waits at several servers is offered its devices and has 5 s to take them.
+/// A request that waits at several servers is offered its devices and has 5 s to confirm.
 #[utoipa::path(
     post, path = "/v1/leases/{id}/confirm", tag = "leases", request_body = FencingTokenBody,
     params(("id" = u64, Path, description = "The lease")),
@@ -190,48 +193,52 @@ pub(super) async fn renew(
     )
 )]
 pub(super) async fn confirm(
-    State(app): State<Shared>,
-    Changes(caller): Changes,
-    LeaseInPath(lease): LeaseInPath,
-    Json(body): Json<FencingTokenBody>,
+    State(app): State<SharedState>,
+    WriteAccess(caller): WriteAccess,
+    LeasePath(lease): LeasePath,
+    JsonBody(body): JsonBody<FencingTokenBody>,
 ) -> Result<axum::Json<LeaseBody>, Problem> {
-    ask(&app, caller, PoolCommand::Confirm { lease, token: Token(body.token) }).await.map(axum::Json)
+    ask_about_lease(&app, caller, PoolCommand::Confirm { lease, token: Token(body.token) }).await.map(axum::Json)
 }
 
 /// Release a lease, or stop waiting
 ///
-/// Twice is harmless.
+/// Releasing a lease twice is harmless.
 #[utoipa::path(
     delete, path = "/v1/leases/{id}", tag = "leases",
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease, over", body = LeaseBody),
+        (status = 200, description = "The lease, which has ended", body = LeaseBody),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn release(
-    State(app): State<Shared>,
-    Changes(caller): Changes,
-    LeaseInPath(lease): LeaseInPath,
+    State(app): State<SharedState>,
+    WriteAccess(caller): WriteAccess,
+    LeasePath(lease): LeasePath,
 ) -> Result<axum::Json<LeaseBody>, Problem> {
-    ask(&app, caller, PoolCommand::Release { lease }).await.map(axum::Json)
+    ask_about_lease(&app, caller, PoolCommand::Release { lease }).await.map(axum::Json)
 }
 
-/// Asks the authority for something about a lease.
-pub(super) async fn ask(app: &App, caller: Caller, command: PoolCommand) -> Result<LeaseBody, Problem> {
+/// Sends a command about a lease to the authority.
+pub(super) async fn ask_about_lease(
+    app: &AppState,
+    caller: Caller,
+    command: PoolCommand,
+) -> Result<LeaseBody, Problem> {
     let reply = app.authority.ask(caller, command).await?;
-    Ok(with_environment(app, lease_of(reply)?))
+    Ok(with_environment(app, lease_in(reply)?))
 }
 
-fn lease_of(reply: Reply) -> Result<LeaseBody, Problem> {
+fn lease_in(reply: Reply) -> Result<LeaseBody, Problem> {
     match reply {
         Reply::Lease(lease) => Ok(*lease),
         Reply::Followed(_) | Reply::Done => Err(Refusal::Stopping.into()),
     }
 }
 
-/// Adds the variables that show its devices to a job, for a lease of this node that shows its environment at all.
-pub(super) fn with_environment(app: &App, mut lease: LeaseBody) -> LeaseBody {
+/// Adds the variables that show a job its devices, if the lease is of this node and its environment is visible.
+pub(super) fn with_environment(app: &AppState, mut lease: LeaseBody) -> LeaseBody {
     let is_here = lease.devices.iter().all(|device| device.node == app.node.name());
     if !lease.env.is_empty() && is_here {
         let gpu_ids: Vec<GpuId> = lease.devices.iter().map(|device| GpuId(device.gpu_id)).collect();
@@ -240,20 +247,20 @@ pub(super) fn with_environment(app: &App, mut lease: LeaseBody) -> LeaseBody {
     lease
 }
 
-/// Names are shown on terminals and in logs, where control characters would do something.
-fn names_are_printable(body: &RequestBody) -> Result<(), Problem> {
-    let named = [("owner", body.owner.as_deref()), ("worker_id", body.worker_id.as_deref())].into_iter();
-    let named = named.filter_map(|(field, text)| Some((field, text?)));
+/// Refuses names with control characters: terminals and logs would interpret them.
+fn check_names(body: &RequestBody) -> Result<(), Problem> {
+    let texts = [("owner", body.owner.as_deref()), ("worker_id", body.worker_id.as_deref())].into_iter();
+    let texts = texts.filter_map(|(field, text)| Some((field, text?)));
     let labels = body.labels.iter().flat_map(|(key, value)| [("labels", &**key), ("labels", &**value)]);
-    match named.chain(labels).find(|(_, text)| text.chars().any(char::is_control)) {
-        Some((field, text)) => Err(Problem::field(field, format!("{text:?}"), "text without control characters")),
+    match texts.chain(labels).find(|(_, text)| text.chars().any(char::is_control)) {
+        Some((field, text)) => Err(Problem::field(field, format!("{text:?}"), "without control characters")),
         None => Ok(()),
     }
 }
 
-fn key_of(headers: &HeaderMap) -> Result<Option<Arc<str>>, Problem> {
+fn parse_key(headers: &HeaderMap) -> Result<Option<Arc<str>>, Problem> {
     let Some(key) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
-    let text =
-        key.to_str().map_err(|_| Problem::field("Idempotency-Key", "not text", "1..=253 printable characters"))?;
+    let allowed = "1..=253 printable characters";
+    let text = key.to_str().map_err(|_| Problem::field("Idempotency-Key", format!("{key:?}"), allowed))?;
     Ok(Some(text.into()))
 }

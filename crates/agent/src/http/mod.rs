@@ -1,27 +1,24 @@
-//! The HTTP interface: routes, who may use them, and how errors look.
+//! The HTTP interface: routes, the rights of callers, and error responses.
 //!
-//! A file for each group of routes. Every route is documented where it is written, and the OpenAPI document is made from
-//! that. Handlers turn bodies into commands for the authority and answers into bodies; they decide nothing. Statistics,
-//! attach and simulation go to the node, everything else to the authority.
+//! Each group of routes has a file. The OpenAPI document is made from the documentation of the handlers. Handlers turn
+//! bodies into commands for the authority and replies into bodies; they decide nothing. Statistics, attach and simulation
+//! go to the node, everything else to the authority.
 
-mod access;
 mod admin;
-mod attach;
-mod browser;
 mod caller;
-mod docs;
 mod events;
+mod extract;
 mod follow;
 mod history;
-mod hold;
+mod holders;
 mod leases;
-mod metrics;
+pub(crate) mod metrics;
+mod middleware;
+mod pages;
 mod pool;
+mod pool_metrics;
 mod problem;
-mod read;
-mod root;
-mod simulate;
-mod stats;
+mod statistics;
 mod tokens;
 
 use std::sync::Arc;
@@ -41,61 +38,61 @@ use crate::metrics::Metrics;
 use crate::net::Shutdown;
 use crate::node::Node;
 
-pub use hold::HeldConnections;
+pub(crate) use holders::HeldConnections;
 
-/// What every handler may use.
-pub struct App {
+/// The parts of the agent that handlers use.
+pub(crate) struct AppState {
     /// The authority.
     pub authority: Authority,
     /// The node.
     pub node: Node,
     /// The events for streams.
     pub events: Arc<Events>,
-    /// How the agent was set up.
+    /// The configuration at the start.
     pub config: Arc<Config>,
-    /// The port it listens on.
+    /// The TCP port that the agent listens on.
     pub port: u16,
-    /// What can be asked, route by route; filled in by the router.
+    /// Every route with its summary; filled in by the router.
     pub routes: Vec<(String, String)>,
-    /// What was counted.
+    /// The counters.
     pub metrics: Arc<Metrics>,
     /// The connections that hold leases.
     pub held_connections: HeldConnections,
-    /// Whether the agent is ending.
+    /// The shutdown of the agent.
     pub shutdown: Shutdown,
-    /// Identifies this machine.
+    /// The id of this machine.
     pub node_id: String,
-    /// When the agent started.
+    /// The start of the agent.
     pub started: Instant,
 }
 
-type Shared = Arc<App>;
+type SharedState = Arc<AppState>;
 
-/// The part of the OpenAPI document that no route tells.
+/// The part of the OpenAPI document that belongs to no route.
 #[derive(OpenApi)]
 #[openapi(info(
     title = "gpupool",
     description = "Shares GPUs between people, programs and machines: statistics, and leases that are durable and fenced."
 ))]
-struct Described;
+struct ApiDocument;
 
-/// Everything the agent answers; refused where a page was set to be in the place of a route.
-pub fn router(mut app: App) -> Result<Router, AgentError> {
-    let (router, mut document) = OpenApiRouter::with_openapi(Described::openapi())
-        .routes(routes!(root::root))
-        .routes(routes!(stats::stats))
-        .routes(routes!(stats::count))
-        .routes(routes!(stats::summary))
-        .routes(routes!(stats::history))
-        .routes(routes!(stats::health))
-        .routes(routes!(stats::config))
+/// Returns the router of all routes. A documentation page at the path of a route is an error.
+pub(crate) fn router(mut app: AppState) -> Result<Router, AgentError> {
+    let (router, mut document) = OpenApiRouter::with_openapi(ApiDocument::openapi())
+        .routes(routes!(pages::root))
+        .routes(routes!(statistics::stats))
+        .routes(routes!(statistics::count))
+        .routes(routes!(statistics::summary))
+        .routes(routes!(statistics::history))
+        .routes(routes!(statistics::health))
+        .routes(routes!(statistics::config))
         .routes(routes!(leases::list, leases::create))
         .routes(routes!(follow::follow, leases::release))
         .routes(routes!(follow::follow_all))
         .routes(routes!(leases::renew))
         .routes(routes!(leases::confirm))
-        .routes(routes!(attach::attach))
-        .routes(routes!(hold::hold))
+        .routes(routes!(holders::attach))
+        .routes(routes!(holders::hold))
         .routes(routes!(admin::revoke))
         .routes(routes!(admin::cordon))
         .routes(routes!(admin::uncordon))
@@ -106,32 +103,32 @@ pub fn router(mut app: App) -> Result<Router, AgentError> {
         .routes(routes!(events::events))
         .routes(routes!(tokens::list, tokens::create))
         .routes(routes!(tokens::revoke))
-        .routes(routes!(simulate::list, simulate::fault))
+        .routes(routes!(admin::list_faults, admin::fault))
         .routes(routes!(metrics::metrics))
         .split_for_parts();
     document.info.title = app.config.api.title.clone();
     document.info.version = env!("CARGO_PKG_VERSION").into();
-    app.routes = described(&document, &app.config.api.api_prefix);
+    app.routes = route_summaries(&document, &app.config.api.api_prefix);
     let app = Arc::new(app);
-    let (router, pages) = docs::add(router, document, &app.config.api)?;
+    let (router, pages) = pages::add_documentation(router, document, &app.config.api)?;
     let prefix = &app.config.api.api_prefix;
     let pages = pages.iter().map(|path| format!("{prefix}{path}")).chain([prefix.clone()]);
     app.metrics.know_routes(app.routes.iter().map(|(route, _)| route.clone()).chain(pages));
     let router = match app.config.api.api_prefix.as_str() {
         "" => router,
-        // A prefix is the front door with and without a slash at its end.
-        prefix => Router::new().nest(prefix, router).route(&format!("{prefix}/"), get(root::root)),
+        // The front page is served with and without a slash after the prefix.
+        prefix => Router::new().nest(prefix, router).route(&format!("{prefix}/"), get(pages::root)),
     };
-    let router = access::add(
-        router.fallback(problem::no_such_route).method_not_allowed_fallback(problem::not_that_method),
+    let router = middleware::add(
+        router.fallback(problem::unknown_route).method_not_allowed_fallback(problem::method_not_allowed),
         &app,
     )
     .with_state(app);
     Ok(router)
 }
 
-/// Each route with what it is for.
-fn described(document: &utoipa::openapi::OpenApi, prefix: &str) -> Vec<(String, String)> {
+/// Returns each route with its summary.
+fn route_summaries(document: &utoipa::openapi::OpenApi, prefix: &str) -> Vec<(String, String)> {
     let summary = |item: &utoipa::openapi::PathItem| {
         let operation = item.get.as_ref().or(item.post.as_ref()).or(item.delete.as_ref())?;
         operation.summary.clone()

@@ -1,11 +1,13 @@
-//! The pool as a whole, and each device with the leases on it: from the snapshot that the authority published last.
+//! The pool as a whole, and each device with its leases: from the snapshot that the authority published last.
+
+use std::collections::HashMap;
 
 use axum::extract::State;
 use gpupool_api::API_VERSION;
 use gpupool_api::pool::{DeviceBody, DeviceList, PoolBody, PromisedAmount};
 use gpupool_api::problem::ProblemBody;
 use gpupool_api::view;
-use gpupool_core::{DeviceId, LeaseState};
+use gpupool_core::{DeviceId, GpuId, LeaseState};
 use serde::Deserialize;
 
 use crate::authority::{DeviceState, NodeSummary, Snapshot};
@@ -13,21 +15,21 @@ use crate::clock;
 use crate::events::EventId;
 use crate::node::statistics::{CurrentStatistics, ListedDevice};
 
+use super::extract::QueryParameters;
 use super::problem::Problem;
-use super::read::Query;
-use super::{App, Shared};
+use super::{AppState, SharedState};
 
 /// The pool
 ///
-/// `authority` is `agent`: this server decides who holds what.
+/// `authority` is `agent`: this server decides about leases.
 #[utoipa::path(
     get, path = "/v1/pool", tag = "pool",
     responses(
-        (status = 200, description = "How things stand", body = PoolBody),
+        (status = 200, description = "The state of the pool", body = PoolBody),
         (status = "default", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
-pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<PoolBody> {
+pub(super) async fn pool(State(app): State<SharedState>) -> axum::Json<PoolBody> {
     let snapshot = app.authority.snapshot();
     let (mut devices, mut open, mut free, mut promised) = (0, 0, 0, 0.0);
     for DeviceState { view, .. } in snapshot.devices() {
@@ -61,71 +63,112 @@ pub(super) async fn pool(State(app): State<Shared>) -> axum::Json<PoolBody> {
         host_memory_mib: sum(|node| node.memory_promised.as_mib() as f64, |node| node.facts.memory.as_mib() as f64),
         confinement: app.node.confinement(),
         timestamp: clock::iso(snapshot.at.wall),
-        event_id: Some(event_id(&app, &snapshot)),
-        age_secs: age_secs(&app),
+        event_id: Some(last_event_id(&app, &snapshot)),
+        age_secs: pool_age_secs(&app),
     })
 }
 
 /// Devices
 ///
-/// Each with what it reads, who holds it, and who uses it without holding it.
+/// Each with its readings, its leases, and the processes on it without a lease.
 #[utoipa::path(
     get, path = "/v1/devices", tag = "pool",
-    params(("node" = Option<String>, Query, description = "Only those of the node of this name")),
+    params(("node" = Option<String>, Query, description = "Only devices of the node with this name")),
     responses(
-        (status = 200, description = "Devices, by number", body = DeviceList),
-        (status = "default", description = "Not possible now", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 200, description = "Devices, by node and number", body = DeviceList),
+        (status = "default", description = "The node is unknown, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn devices(
-    State(app): State<Shared>,
-    Query(query): Query<DevicesQuery>,
+    State(app): State<SharedState>,
+    QueryParameters(node): QueryParameters<NodeParameter>,
 ) -> Result<axum::Json<DeviceList>, Problem> {
     let snapshot = app.authority.snapshot();
     let current = app.node.statistics().current();
-    let is_wanted =
-        |state: &&DeviceState| query.node.as_deref().is_none_or(|node| snapshot.node_name(state.view.node) == node);
-    let wanted = snapshot.devices().filter(is_wanted);
-    let mut devices: Vec<DeviceBody> = wanted.map(|state| body(&app, &snapshot, &current, state)).collect();
+    let node = node.known(&app, &snapshot)?;
+    let listed: HashMap<GpuId, &ListedDevice> =
+        current.round.devices.iter().map(|device| (device.gpu_id, device)).collect();
+    let states = snapshot.devices().filter(|state| node.is_none_or(|node| snapshot.node_name(state.view.node) == node));
+    let body =
+        |state: &DeviceState| build_body(&app, &snapshot, &current, state, |gpu_id| listed.get(&gpu_id).copied());
+    let mut devices: Vec<DeviceBody> = states.map(body).collect();
     devices.sort_by(|a, b| (&a.node, a.gpu_id).cmp(&(&b.node, b.gpu_id)));
-    let (event_id, age_secs) = (Some(event_id(&app, &snapshot)), age_secs(&app));
+    let (event_id, age_secs) = (Some(last_event_id(&app, &snapshot)), pool_age_secs(&app));
     let timestamp = clock::iso(std::time::SystemTime::now());
     Ok(axum::Json(DeviceList { devices, timestamp, event_id, age_secs }))
 }
 
+/// The query parameter that names a node.
 #[derive(Deserialize)]
-pub(super) struct DevicesQuery {
+pub(super) struct NodeParameter {
     node: Option<String>,
 }
 
-/// Returns one device as it is now.
-pub(super) fn device_body(app: &App, device: DeviceId) -> Option<DeviceBody> {
-    let snapshot = app.authority.snapshot();
-    let state = snapshot.devices().find(|state| state.view.device == device)?;
-    Some(body(app, &snapshot, &app.node.statistics().current(), state))
+impl NodeParameter {
+    /// Returns the name of the node, if one is given. A node that the pool does not know is a problem.
+    pub(super) fn known(&self, app: &AppState, snapshot: &Snapshot) -> Result<Option<&str>, Problem> {
+        check_node(self.node.as_deref(), app, snapshot)
+    }
 }
 
-fn event_id(app: &App, snapshot: &Snapshot) -> String {
+/// Returns the given name of a node. A node that the pool does not know is a problem.
+pub(super) fn check_node<'a>(
+    node: Option<&'a str>,
+    app: &AppState,
+    snapshot: &Snapshot,
+) -> Result<Option<&'a str>, Problem> {
+    let is_known = |name: &str| name == app.node.name() || snapshot.nodes().any(|node| *node.facts.name == *name);
+    match node {
+        Some(name) if !is_known(name) => {
+            let own = app.node.name();
+            let others = snapshot.nodes().map(|node| &*node.facts.name).filter(|name| *name != own);
+            let known: Vec<&str> = [own].into_iter().chain(others).take(NODES_IN_A_PROBLEM).collect();
+            let detail = format!("node is {name:?}, and must be the name of a node here, such as {}", known.join(", "));
+            Err(Problem::not_found("unknown_node", detail))
+        }
+        node => Ok(node),
+    }
+}
+
+/// The names of nodes in the detail of a problem.
+const NODES_IN_A_PROBLEM: usize = 5;
+
+/// Returns the body of one device.
+pub(super) fn device_body(app: &AppState, device: DeviceId) -> Option<DeviceBody> {
+    let snapshot = app.authority.snapshot();
+    let current = app.node.statistics().current();
+    let state = snapshot.devices().find(|state| state.view.device == device)?;
+    let find = |gpu_id| current.round.devices.iter().find(|device| device.gpu_id == gpu_id);
+    Some(build_body(app, &snapshot, &current, state, find))
+}
+
+fn last_event_id(app: &AppState, snapshot: &Snapshot) -> String {
     EventId { run: app.events.run().clone(), place: snapshot.event }.to_string()
 }
 
-fn age_secs(app: &App) -> f64 {
+/// Returns the seconds since the authority last confirmed its snapshot.
+pub(super) fn pool_age_secs(app: &AppState) -> f64 {
     app.authority.snapshot_age().0 as f64 / 1000.0
 }
 
-fn body(app: &App, snapshot: &Snapshot, current: &CurrentStatistics, state: &DeviceState) -> DeviceBody {
+fn build_body<'a>(
+    app: &AppState,
+    snapshot: &Snapshot,
+    current: &'a CurrentStatistics,
+    state: &DeviceState,
+    find_listed: impl Fn(GpuId) -> Option<&'a ListedDevice>,
+) -> DeviceBody {
     let node = snapshot.node_name(state.view.node);
     let iso = |time| clock::iso_of(time, snapshot.at);
     let mut body = view::device_body(&state.view, node, |lease| snapshot.lease(lease), iso);
-    let listed = current.round.devices.iter().filter(|_| node == app.node.name());
-    match listed.into_iter().find(|device| device.gpu_id == state.view.gpu_id) {
+    // Only the devices of this node are read here.
+    match find_listed(state.view.gpu_id).filter(|_| node == app.node.name()) {
         Some(device) => add_readings(&mut body, device, current.round.is_stale(device)),
         None => body.stale = true,
     }
     body
 }
 
-/// Adds what the device itself reports.
 fn add_readings(body: &mut DeviceBody, device: &ListedDevice, is_stale: bool) {
     let found = &device.found;
     body.memory_used_mib = found.memory.used_by_programs().value().map(|bytes| bytes.as_mib());

@@ -1,4 +1,4 @@
-//! Errors as `application/problem+json`, each with a code that never changes.
+//! Error responses as `application/problem+json`, each with a code that never changes.
 
 use std::borrow::Cow;
 
@@ -11,38 +11,39 @@ use gpupool_core::{CommandDenied, FieldError};
 
 use crate::authority::Refusal;
 
-/// An error on its way to whoever asked.
+/// An error response.
 #[derive(Debug, Clone)]
 pub(crate) struct Problem {
     status: StatusCode,
     code: &'static str,
     detail: Cow<'static, str>,
+    /// The name, the value and the allowed values of a wrong field.
     field: Option<Box<(String, String, String)>>,
     retry_secs: Option<u32>,
 }
 
 impl Problem {
-    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn new(status: StatusCode, code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { status, code, detail: detail.into(), field: None, retry_secs: None }
     }
 
-    /// A field of the request is not as it must be.
-    pub fn field(field: impl Into<String>, value: impl ToString, allowed: impl Into<String>) -> Self {
+    /// Returns the problem of a wrong field.
+    pub(super) fn field(field: impl Into<String>, value: impl ToString, allowed: impl Into<String>) -> Self {
         let (field, value, allowed) = (field.into(), value.to_string(), allowed.into());
         let detail = format!("{field} is {value}, and must be {allowed}");
         let problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
         Self { field: Some(Box::new((field, value, allowed))), ..problem }
     }
 
-    pub fn forbidden(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn forbidden(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::FORBIDDEN, code, detail)
     }
 
-    pub fn not_found(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn not_found(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, detail)
     }
 
-    fn again_in(self, secs: u32) -> Self {
+    fn retry_after(self, secs: u32) -> Self {
         Self { retry_secs: Some(secs), ..self }
     }
 }
@@ -56,12 +57,12 @@ impl From<FieldError> for Problem {
 impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         let detail = refusal.to_string();
-        let unavailable = |code| Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail.clone()).again_in(1);
+        let unavailable = |code| Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail.clone()).retry_after(1);
         match refusal {
             Refusal::Denied(denied) => denied.into(),
             Refusal::Forbidden(_) => Self::forbidden("not_allowed", detail),
             Refusal::TooManyWaiting { .. } => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_waiting", detail).again_in(5)
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_waiting", detail).retry_after(5)
             }
             Refusal::NotDurable(_) => unavailable("not_durable"),
             Refusal::DiskFull(_) => unavailable("disk_full"),
@@ -81,7 +82,7 @@ impl From<CommandDenied> for Problem {
         );
         match denied {
             CommandDenied::Invalid(error) => error.into(),
-            CommandDenied::QueueFull { .. } => problem.again_in(5),
+            CommandDenied::QueueFull { .. } => problem.retry_after(5),
             _ => problem,
         }
     }
@@ -103,7 +104,7 @@ impl IntoResponse for Problem {
             value,
             allowed,
         };
-        // Texts and numbers always have a form in JSON.
+        // Texts and numbers can always be written as JSON.
         let mut response = Response::new(Body::from(serde_json::to_vec(&body).unwrap_or_default()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
@@ -118,11 +119,11 @@ impl IntoResponse for Problem {
     }
 }
 
-pub(super) async fn no_such_route(uri: Uri) -> Problem {
-    Problem::not_found("unknown_route", format!("there is no {}; /docs lists what there is", uri.path()))
+pub(super) async fn unknown_route(uri: Uri) -> Problem {
+    Problem::not_found("unknown_route", format!("there is no route {}; /docs lists all routes", uri.path()))
 }
 
-pub(super) async fn not_that_method(method: Method, uri: Uri) -> Problem {
-    let detail = format!("{} cannot be asked with {method}; /docs lists how it can", uri.path());
+pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
+    let detail = format!("method {method} is not allowed for {}; /docs lists the methods of each route", uri.path());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
 }

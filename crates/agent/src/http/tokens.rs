@@ -1,4 +1,4 @@
-//! Tokens: made, listed and revoked by administrators.
+//! Access tokens: administrators create, list and revoke them.
 
 use std::time::SystemTime;
 
@@ -12,15 +12,15 @@ use gpupool_store::{CommitError, TokenId, TokenRole};
 use crate::clock::iso;
 use crate::identity::{ANONYMOUS, Caller, Role};
 
-use super::Shared;
-use super::caller::{Changes, Looks};
-use super::history::unreadable;
+use super::SharedState;
+use super::caller::{ReadAccess, WriteAccess};
+use super::extract::{JsonBody, NumberPath};
+use super::history::store_problem;
 use super::problem::Problem;
-use super::read::{Json, NumberInPath};
 
-/// Make a token
+/// Create a token
 ///
-/// For administrators. The secret is shown this once; only its hash is kept.
+/// For administrators. The response alone shows the secret; the agent stores only its hash.
 #[utoipa::path(
     post, path = "/v1/tokens", operation_id = "create_token", tag = "admin", request_body = NewToken,
     responses(
@@ -29,11 +29,11 @@ use super::read::{Json, NumberInPath};
     )
 )]
 pub(super) async fn create(
-    State(app): State<Shared>,
-    Changes(caller): Changes,
-    Json(body): Json<NewToken>,
+    State(app): State<SharedState>,
+    WriteAccess(caller): WriteAccess,
+    JsonBody(body): JsonBody<NewToken>,
 ) -> Result<(StatusCode, axum::Json<TokenCreated>), Problem> {
-    only_admins(&caller)?;
+    check_is_admin(&caller)?;
     let name = body.owner.trim();
     if name.is_empty()
         || name.len() > MAX_NAME_BYTES
@@ -47,72 +47,82 @@ pub(super) async fn create(
     }
     let (owner, admin) = (name.to_owned(), body.admin);
     let role = if admin { TokenRole::Admin } else { TokenRole::User };
-    let made = app.authority.with_store(move |store| {
+    let created = app.authority.with_store(move |store| {
         store.create_token(&owner, role, SystemTime::now()).map(|(id, secret)| (id, secret, owner))
     });
-    let (id, secret, owner) = made.await?.map_err(|error| not_kept(&error))?;
+    let (id, secret, owner) = created.await?.map_err(|error| not_durable(&error))?;
     Ok((StatusCode::CREATED, axum::Json(TokenCreated { id: id.0, owner, admin, secret: secret.reveal().to_owned() })))
 }
 
 /// Tokens
 ///
-/// For administrators. Without their secrets.
+/// For administrators. The list has no secrets.
 #[utoipa::path(
     get, path = "/v1/tokens", operation_id = "list_tokens", tag = "admin",
     responses(
-        (status = 200, description = "Every token, revoked ones too", body = AccessTokenList),
+        (status = 200, description = "All tokens, including revoked ones", body = AccessTokenList),
         (status = "default", description = "Not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn list(
-    State(app): State<Shared>,
-    Looks(caller): Looks,
+    State(app): State<SharedState>,
+    ReadAccess(caller): ReadAccess,
 ) -> Result<axum::Json<AccessTokenList>, Problem> {
-    only_admins(&caller)?;
-    let tokens = app.authority.read_store(|store| store.tokens()).await?.map_err(unreadable)?;
-    let line = |line: gpupool_store::TokenMetadata| AccessToken {
+    check_is_admin(&caller)?;
+    let tokens = app.authority.read_store(|store| store.tokens()).await?.map_err(store_problem)?;
+    let body = |line: gpupool_store::TokenMetadata| AccessToken {
         id: line.token.id.0,
         owner: line.token.owner,
         admin: line.token.role == TokenRole::Admin,
         created_at: iso(line.created_at),
         revoked_at: line.revoked_at.map(iso),
     };
-    Ok(axum::Json(AccessTokenList { tokens: tokens.into_iter().map(line).collect() }))
+    Ok(axum::Json(AccessTokenList { tokens: tokens.into_iter().map(body).collect() }))
 }
 
 /// Revoke a token
 ///
-/// For administrators. Leases it took stay.
+/// For administrators. Its leases continue.
 #[utoipa::path(
     delete, path = "/v1/tokens/{id}", operation_id = "revoke_token", tag = "admin",
-    params(("id" = u64, Path, description = "The token's number")),
+    params(("id" = u64, Path, description = "The id of the token")),
     responses(
-        (status = 204, description = "It is worth nothing any more"),
+        (status = 204, description = "The token is revoked"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn revoke(
-    State(app): State<Shared>,
-    Changes(caller): Changes,
-    NumberInPath(number): NumberInPath,
+    State(app): State<SharedState>,
+    WriteAccess(caller): WriteAccess,
+    NumberPath(number): NumberPath,
 ) -> Result<StatusCode, Problem> {
-    only_admins(&caller)?;
+    check_is_admin(&caller)?;
     let revoked = app.authority.with_store(move |store| store.revoke_token(TokenId(number), SystemTime::now()));
-    let was_there = revoked.await?.map_err(|error| not_kept(&error))?;
-    if was_there {
+    let was_revoked = revoked.await?.map_err(|error| not_durable(&error))?;
+    if was_revoked {
         Ok(StatusCode::NO_CONTENT)
     } else {
-        Err(Problem::not_found("unknown_token", format!("there is no token {number} that could be revoked")))
+        Err(Problem::not_found(
+            "unknown_token",
+            format!("there is no token {number}, or it is revoked already; see GET /v1/tokens"),
+        ))
     }
 }
 
-fn only_admins(caller: &Caller) -> Result<(), Problem> {
+/// Refuses callers that are not administrators.
+pub(super) fn check_is_admin(caller: &Caller) -> Result<(), Problem> {
     if caller.role == Role::Admin {
         return Ok(());
     }
-    Err(Problem::forbidden("not_allowed", format!("{} is no administrator here", caller.owner)))
+    Err(Problem::forbidden(
+        "not_allowed",
+        format!(
+            "{} is not an administrator; root and the user of the agent are, or use a token of gpupool token create --admin",
+            caller.owner
+        ),
+    ))
 }
 
-fn not_kept(error: &CommitError) -> Problem {
+fn not_durable(error: &CommitError) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not_durable", error.to_string())
 }

@@ -1,7 +1,7 @@
 //! One connection, from the first byte to the last: handshake, requests, end.
 //!
 //! The future ends when the client leaves, when the loop orders it, or, once the agent stops, after the request in
-//! progress. Whenever it ends, the handler that was running is dropped with it.
+//! progress. A running handler is dropped with it.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -27,68 +27,68 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::{Service, ServiceExt};
 
+use super::deadlines::{ConnectionOrder, DeadlineTracker, IncomingBody, RequestPhase, ResponseBody, TrackedStream};
 use super::peer::Peer;
-use super::watch::{AnswerBody, Order, Phase, RequestBody, Watch, Watched};
-use super::{Limits, REFUSAL_BYTES, REFUSAL_TIME};
+use super::{NetLimits, REFUSAL_BYTES, REFUSAL_TIME};
 
 /// First byte of every TLS handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Everything that serving one connection needs.
-pub(super) struct Seat<S> {
-    pub socket: Arc<Socket>,
+/// Everything that serves one connection.
+pub(super) struct ConnectionSpec<S> {
+    pub socket: Arc<ClientSocket>,
     pub peer: Peer,
-    pub watch: Arc<Watch>,
+    pub tracker: Arc<DeadlineTracker>,
     pub service: S,
     pub http: http1::Builder,
 }
 
-/// Configures HTTP under these limits, without timeouts: the watch keeps them.
-pub(super) fn http(limits: &Limits) -> http1::Builder {
+/// Configures HTTP under these limits, without timeouts: the deadline tracker enforces them.
+pub(super) fn http_builder(limits: &NetLimits) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.header_read_timeout(None)
         .max_header_size(limits.header_bytes)
         .max_buf_size(limits.buffer_bytes)
-        // A client that closes its sending side counts as gone: a waiter or holder must be noticed at once.
+        // A client that closes its sending side counts as gone: the end of a waiter or holder must be noticed at once.
         .half_close(false);
     http
 }
 
 /// Serves plain HTTP.
-pub(super) async fn plain<S, B>(seat: Seat<S>)
+pub(super) async fn serve_plain<S, B>(spec: ConnectionSpec<S>)
 where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone,
+    S: Service<Request<IncomingBody>, Response = Response<B>, Error = Infallible> + Clone,
     B: Body + Unpin + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    speak(Shared(seat.socket.clone()), seat).await;
+    serve_http(SharedSocket(spec.socket.clone()), spec).await;
 }
 
-/// Shakes hands, then serves HTTP.
-pub(super) async fn tls<S, B>(seat: Seat<S>, config: Arc<ServerConfig>)
+/// Performs the TLS handshake, then serves HTTP.
+pub(super) async fn serve_tls<S, B>(spec: ConnectionSpec<S>, config: Arc<ServerConfig>)
 where
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone,
+    S: Service<Request<IncomingBody>, Response = Response<B>, Error = Infallible> + Clone,
     B: Body + Unpin + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let hands = handshake(seat.socket.clone(), config);
-    if let Some(Some(stream)) = until_ordered(&seat.watch, hands).await {
-        speak(stream, seat).await;
+    let handshake = handshake(spec.socket.clone(), config);
+    if let Some(Some(stream)) = until_ordered(&spec.tracker, handshake).await {
+        serve_http(stream, spec).await;
     }
 }
 
-async fn handshake(socket: Arc<Socket>, config: Arc<ServerConfig>) -> Option<TlsStream<Shared>> {
+async fn handshake(socket: Arc<ClientSocket>, config: Arc<ServerConfig>) -> Option<TlsStream<SharedSocket>> {
     let mut first = [0];
-    if let Socket::Tcp(stream) = &*socket
+    if let ClientSocket::Tcp(stream) = &*socket
         && stream.peek(&mut first).await.ok()? == 0
     {
         return None;
     }
     if first[0] != TLS_HANDSHAKE && first[0].is_ascii_alphabetic() {
-        refuse(socket, Refusal::PlainHttp).await;
+        refuse(socket, ConnectionRefusal::PlainHttp).await;
         return None;
     }
-    match TlsAcceptor::from(config).accept(Shared(socket)).await {
+    match TlsAcceptor::from(config).accept(SharedSocket(socket)).await {
         Ok(stream) => Some(stream),
         Err(error) => {
             tracing::debug!(%error, "TLS handshake failed");
@@ -98,47 +98,47 @@ async fn handshake(socket: Arc<Socket>, config: Arc<ServerConfig>) -> Option<Tls
 }
 
 /// Runs `work` until it is done or the connection is ordered to end.
-async fn until_ordered<T>(watch: &Watch, work: impl Future<Output = T>) -> Option<T> {
+async fn until_ordered<T>(tracker: &DeadlineTracker, work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
-    poll_fn(|cx| match watch.poll_order(cx) {
-        Order::Go => work.as_mut().poll(cx).map(Some),
-        Order::Finish | Order::Close | Order::TooSlow => Poll::Ready(None),
+    poll_fn(|cx| match tracker.poll_order(cx) {
+        ConnectionOrder::Go => work.as_mut().poll(cx).map(Some),
+        ConnectionOrder::Finish | ConnectionOrder::Close | ConnectionOrder::TooSlow => Poll::Ready(None),
     })
     .await
 }
 
-async fn speak<I, S, B>(stream: I, seat: Seat<S>)
+async fn serve_http<I, S, B>(stream: I, spec: ConnectionSpec<S>)
 where
     I: AsyncRead + AsyncWrite + Unpin,
-    S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone,
+    S: Service<Request<IncomingBody>, Response = Response<B>, Error = Infallible> + Clone,
     B: Body + Unpin + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    let Seat { socket, peer, watch, service, http } = seat;
-    let io = TokioIo::new(Watched { stream, watch: watch.clone() });
-    let noted = watch.clone();
-    let answer = move |request: Request<Incoming>| {
-        let watch = noted.clone();
-        watch.enter(Phase::Handling);
-        let mut request = request.map(|body| RequestBody::new(body, watch.clone()));
+    let ConnectionSpec { socket, peer, tracker, service, http } = spec;
+    let io = TokioIo::new(TrackedStream { stream, tracker: tracker.clone() });
+    let shared_tracker = tracker.clone();
+    let respond = move |request: Request<Incoming>| {
+        let tracker = shared_tracker.clone();
+        tracker.enter(RequestPhase::Handling);
+        let mut request = request.map(|body| IncomingBody::new(body, tracker.clone()));
         request.extensions_mut().insert(peer.clone());
-        let answer = service.clone().oneshot(request);
+        let response = service.clone().oneshot(request);
         async move {
-            let answer = answer.await?;
-            watch.enter(Phase::Answering);
-            Ok::<_, Infallible>(answer.map(|body| AnswerBody::new(body, watch)))
+            let response = response.await?;
+            tracker.enter(RequestPhase::Responding);
+            Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, tracker)))
         }
     };
-    let mut connection = http.serve_connection(io, service_fn(answer));
+    let mut connection = http.serve_connection(io, service_fn(respond));
     let mut finishing = false;
     let ended = poll_fn(|cx| {
-        match watch.poll_order(cx) {
-            Order::Finish if !finishing => {
+        match tracker.poll_order(cx) {
+            ConnectionOrder::Finish if !finishing => {
                 finishing = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
-            Order::Go | Order::Finish => {}
-            order @ (Order::Close | Order::TooSlow) => return Poll::Ready(Err(order)),
+            ConnectionOrder::Go | ConnectionOrder::Finish => {}
+            order @ (ConnectionOrder::Close | ConnectionOrder::TooSlow) => return Poll::Ready(Err(order)),
         }
         Pin::new(&mut connection).poll(cx).map(Ok)
     })
@@ -149,43 +149,43 @@ where
                 tracing::debug!(%error, "connection ended early");
             }
             drop(connection);
-            // An answer was given while the client was still sending.
+            // The response was complete while the client was still sending.
             if socket.has_unread() && !socket.peer_has_closed() {
-                linger(socket).await;
+                drain_unread(socket).await;
             }
         }
-        Err(Order::TooSlow) if !watch.is_writing() => {
+        Err(ConnectionOrder::TooSlow) if !tracker.is_writing() => {
             let mut stream = connection.into_parts().io.into_inner().stream;
-            say(&mut stream, Refusal::TooSlow).await;
-            linger(socket).await;
+            write_refusal(&mut stream, ConnectionRefusal::TooSlow).await;
+            drain_unread(socket).await;
         }
-        // Bytes the client does not take would stay in the kernel for minutes: throw them away.
-        Err(_) if watch.is_writing() => socket.reset_on_close(),
+        // Bytes that the client does not accept would stay in the kernel for minutes: discard them.
+        Err(_) if tracker.is_writing() => socket.reset_on_close(),
         Err(_) => {}
     }
 }
 
-/// Reason why a client gets only a short answer.
+/// Reason why a connection gets only a short response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// As many connections as allowed are open.
+pub(super) enum ConnectionRefusal {
+    /// The limit of open connections is reached.
     TooMany,
-    /// As many as allowed are open from this address.
+    /// The limit of open connections from this address is reached.
     TooManyFromAddress,
-    /// It did not send its request in time.
+    /// The request did not arrive in time.
     TooSlow,
-    /// It speaks http where https is spoken.
+    /// The client speaks http on a port for https.
     PlainHttp,
 }
 
-impl Refusal {
+impl ConnectionRefusal {
     fn text(self) -> String {
         let (status, why) = match self {
             Self::TooMany => ("503 Service Unavailable", "too many connections: try again later"),
             Self::TooManyFromAddress => {
                 ("503 Service Unavailable", "too many connections from your address: close some, or use fewer")
             }
-            Self::TooSlow => ("408 Request Timeout", "the request did not arrive in time"),
+            Self::TooSlow => ("408 Request Timeout", "the request did not arrive in time: send it faster"),
             Self::PlainHttp => ("400 Bad Request", "this port speaks https: use https:// instead of http://"),
         };
         let length = why.len() + 1;
@@ -196,14 +196,14 @@ impl Refusal {
     }
 }
 
-/// Tells a client the reason over its plain socket, and waits a moment until it has read that.
-pub(super) async fn refuse(socket: Arc<Socket>, refusal: Refusal) {
-    say(&mut Shared(socket.clone()), refusal).await;
-    linger(socket).await;
+/// Writes the reason to a plain socket, and gives the client a moment to read it.
+pub(super) async fn refuse(socket: Arc<ClientSocket>, refusal: ConnectionRefusal) {
+    write_refusal(&mut SharedSocket(socket.clone()), refusal).await;
+    drain_unread(socket).await;
 }
 
-/// Writes the answer and closes the sending side.
-async fn say(stream: &mut (impl AsyncWrite + Unpin), refusal: Refusal) {
+/// Writes the short response and closes the sending side.
+async fn write_refusal(stream: &mut (impl AsyncWrite + Unpin), refusal: ConnectionRefusal) {
     let text = refusal.text();
     let _ = timeout(REFUSAL_TIME, async {
         stream.write_all(text.as_bytes()).await?;
@@ -213,15 +213,15 @@ async fn say(stream: &mut (impl AsyncWrite + Unpin), refusal: Refusal) {
     .await;
 }
 
-/// Reads the rest that the client sends. Closing a socket with unread bytes resets the connection, and a reset client
-/// may never see the answer that was sent to it.
-async fn linger(socket: Arc<Socket>) {
-    let mut shared = Shared(socket);
+/// Reads the rest that the client sends. Closing a socket with unread bytes resets the connection, and after a reset the
+/// client may lose the response.
+async fn drain_unread(socket: Arc<ClientSocket>) {
+    let mut shared = SharedSocket(socket);
     let _ = timeout(REFUSAL_TIME, async {
-        let mut waste = vec![0; 4096];
+        let mut discarded = vec![0; 4096];
         let mut left = REFUSAL_BYTES;
         while left > 0 {
-            match shared.read(&mut waste).await {
+            match shared.read(&mut discarded).await {
                 Ok(0) | Err(_) => return,
                 Ok(bytes) => left = left.saturating_sub(bytes),
             }
@@ -232,45 +232,45 @@ async fn linger(socket: Arc<Socket>) {
 
 /// An accepted socket.
 #[derive(Debug)]
-pub(super) enum Socket {
+pub(super) enum ClientSocket {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// Calls the same method of either kind of socket.
+/// Calls the same method on a socket of either type.
 macro_rules! either {
     ($socket:expr, $stream:ident => $call:expr) => {
         match $socket {
-            Socket::Tcp($stream) => $call,
-            Socket::Unix($stream) => $call,
+            ClientSocket::Tcp($stream) => $call,
+            ClientSocket::Unix($stream) => $call,
         }
     };
 }
 
-impl Socket {
-    /// Returns whether the peer closed its sending side, even if there is still something to read before the end.
-    pub fn peer_has_closed(&self) -> bool {
+impl ClientSocket {
+    /// Returns whether the peer closed its sending side, even if unread bytes remain.
+    pub(super) fn peer_has_closed(&self) -> bool {
         self.shows(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Returns whether there is something to read, or the end.
-    pub fn has_unread(&self) -> bool {
+    /// Returns whether a read would return bytes or the end.
+    pub(super) fn has_unread(&self) -> bool {
         self.shows(PollFlags::IN)
     }
 
-    /// Makes closing throw away the bytes that were not delivered.
-    pub fn reset_on_close(&self) {
+    /// Makes closing discard the bytes that were not delivered.
+    pub(super) fn reset_on_close(&self) {
         let _ = rustix::net::sockopt::set_socket_linger(self, Some(Duration::ZERO));
     }
 
     fn shows(&self, flags: PollFlags) -> bool {
-        let mut ask = [PollFd::new(self, flags)];
+        let mut polled = [PollFd::new(self, flags)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut ask, Some(&at_once)).is_ok() && ask[0].revents().intersects(flags)
+        poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().intersects(flags)
     }
 
-    /// Reads the bytes that are there. A read that does not fill the buffer has emptied the socket, which is noted at
-    /// once: it saves the second system call that would only say so.
+    /// Reads the available bytes. A read that does not fill the buffer has emptied the socket; recording that at once saves
+    /// a second system call.
     fn try_read(&self, buf: &mut ReadBuf<'_>) -> io::Result<()> {
         let room = buf.remaining();
         let mut got = 0;
@@ -283,17 +283,17 @@ impl Socket {
     }
 }
 
-impl AsFd for Socket {
+impl AsFd for ClientSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         either!(self, stream => stream.as_fd())
     }
 }
 
-/// One holder of a socket, shared: HTTP and TLS read and write it while others ask the kernel about its peer.
+/// A shared socket: HTTP and TLS read and write it while other code asks the kernel about its peer.
 #[derive(Debug, Clone)]
-struct Shared(Arc<Socket>);
+struct SharedSocket(Arc<ClientSocket>);
 
-impl AsyncRead for Shared {
+impl AsyncRead for SharedSocket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(either!(&*self.0, stream => stream.poll_read_ready(cx)))?;
@@ -305,11 +305,11 @@ impl AsyncRead for Shared {
     }
 }
 
-impl Shared {
+impl SharedSocket {
     fn poll_write_with(
         &self,
         cx: &mut Context<'_>,
-        mut write: impl FnMut(&Socket) -> io::Result<usize>,
+        mut write: impl FnMut(&ClientSocket) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(either!(&*self.0, stream => stream.poll_write_ready(cx)))?;
@@ -321,7 +321,7 @@ impl Shared {
     }
 }
 
-impl AsyncWrite for Shared {
+impl AsyncWrite for SharedSocket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_with(cx, |socket| either!(socket, stream => stream.try_write(bytes)))
     }

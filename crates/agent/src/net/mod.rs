@@ -1,21 +1,21 @@
-//! The listeners of the agent: TCP (plain or TLS) and a Unix socket, speaking HTTP/1.1.
+//! The listeners of the agent: TCP (plain or TLS) and a Unix socket, with HTTP/1.1.
 //!
-//! [`Net::bind`] opens the sockets, [`Net::serve`] answers on them until [`Shutdown`] begins and the last
-//! connection ended. One loop (`server`) owns the listeners and every connection task; there is no other task.
-//! Each request carries the [`Peer`] it came from in its extensions. Dropping the `serve` future ends everything.
+//! [`NetListeners::bind`] opens the sockets. [`NetListeners::serve`] serves them until [`Shutdown`] begins and the last connection has ended.
+//! One loop (`server`) owns the listeners and every connection task; there is no other task. Each request carries its
+//! [`Peer`] in its extensions. Dropping the `serve` future ends everything.
 //!
-//! A connection never waits without an end: the loop looks over all connections about once a second (`watch`) and
-//! closes those that are slower than [`Limits`] allows, so that a waiting connection needs no timer of its own.
+//! Every wait has a limit: the loop checks all connections about once a second (`deadlines`) and closes those that are
+//! slower than [`NetLimits`] allows, so that a waiting connection needs no timer of its own.
 //!
 //! A client that closes its connection, or only its sending side, counts as gone: its request is cancelled.
 
 mod connection;
-mod listen;
+mod deadlines;
+mod listeners;
 mod peer;
-mod process;
+mod peer_process;
 mod server;
 mod tls;
-mod watch;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,23 +23,23 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-pub use listen::{NetError, TcpBind, UnixBind};
-pub use peer::{Credentials, Peer, Transport};
-pub use process::{NoProcess, PeerProcess};
-pub use server::{Ended, Shutdown};
+pub use deadlines::IncomingBody;
+pub use listeners::{NetError, TcpBind, UnixBind};
+pub use peer::{Peer, PeerCredentials, PeerTransport};
+pub use peer_process::{PeerProcess, PeerProcessError};
+pub use server::{ServeOutcome, Shutdown};
 pub use tls::{Tls, TlsError};
-pub use watch::RequestBody;
 
-use listen::Listener;
+use listeners::OpenListener;
 
-// Every fixed bound of the listeners; what a caller may choose is in `Limits`.
+// The fixed bounds of the listeners. The others are in `NetLimits`.
 
 /// Connections waiting in the kernel to be accepted, per listener.
 const BACKLOG: u32 = 4096;
-/// Open files kept back for everything that is not a connection.
-const FILES_KEPT_BACK: u64 = 256;
-/// Clients that read "too many connections" at the same time; more are closed without an answer.
-const REFUSALS_AT_ONCE: usize = 64;
+/// Open files reserved for everything but connections.
+const RESERVED_FILES: u64 = 256;
+/// Connections that are refused with a response at the same time. Others are closed without one.
+const MAX_REFUSALS: usize = 64;
 /// Time for a refused client to read the reason.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// Bytes that a refused client may still send while it reads the reason.
@@ -47,59 +47,59 @@ const REFUSAL_BYTES: usize = 256 << 10;
 /// Pause after the first failed accept; doubled with every further one.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause after failed accepts.
-const ACCEPT_PAUSE_MOST: Duration = Duration::from_secs(1);
-/// Time between two looks over all connections; shorter only if a limit is.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Least time between two looks over all connections.
-const LOOK_EVERY_LEAST: Duration = Duration::from_millis(10);
-/// Silence after which the kernel asks a TCP peer whether it is still there.
+const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Time between two checks of all connections; shorter only if a limit is.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest time between two checks of all connections.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(10);
+/// Silence after which the kernel probes a TCP peer.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-/// Time between two such questions.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
-/// Unanswered questions after which the peer counts as gone.
+/// Time between two probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Unanswered probes after which the peer counts as gone.
 const KEEPALIVE_COUNT: u32 = 3;
 /// Largest certificate or key file.
 const PEM_BYTES: u64 = 1 << 20;
-/// Addresses one host name may stand for.
+/// Largest number of addresses of one host name.
 const ADDRESSES_PER_NAME: usize = 16;
 /// Tries to find one port that is free for every address of a host.
 const PORT_TRIES: usize = 16;
-/// Answer of the kernel about one socket.
+/// Buffer for the kernel's reply about one socket.
 const DIAG_BYTES: usize = 4096;
 /// The smallest buffer that the HTTP library accepts.
-const BUFFER_LEAST: usize = 8 << 10;
+const MIN_BUFFER_BYTES: usize = 8 << 10;
 
 /// Sockets to open, and the limits to serve them under.
 #[derive(Debug, Default)]
-pub struct Bind {
+pub struct ListenSpec {
     /// TCP addresses; may be empty.
     pub tcp: Vec<TcpBind>,
     /// The Unix socket, if any.
     pub unix: Option<UnixBind>,
-    /// With it every TCP address speaks https, without it http. The Unix socket is always plain.
+    /// The certificate of the TCP listeners, which then speak https. The Unix socket is always plain.
     pub tls: Option<Tls>,
-    /// Bounds on what clients may ask for and on the time they may take.
-    pub limits: Limits,
+    /// Bounds on the size and time of requests.
+    pub limits: NetLimits,
 }
 
-/// Sockets that are open and not yet served.
+/// Listening sockets that are open and not yet served.
 #[derive(Debug)]
-pub struct Net {
-    listeners: Vec<Listener>,
-    limits: Limits,
+pub struct NetListeners {
+    listeners: Vec<OpenListener>,
+    limits: NetLimits,
 }
 
-impl Net {
+impl NetListeners {
     /// Opens all sockets, or none. Must be called within a tokio runtime.
-    pub async fn bind(bind: Bind) -> Result<Self, NetError> {
+    pub async fn bind(bind: ListenSpec) -> Result<Self, NetError> {
         let limits = bind.limits.checked()?;
         let mut listeners = Vec::new();
-        for (address, listener) in listen::bind_tcp(&bind.tcp).await? {
-            listeners.push(Listener::Tcp { listener, address, tls: bind.tls.clone() });
+        for (address, listener) in listeners::bind_tcp(&bind.tcp).await? {
+            listeners.push(OpenListener::Tcp { listener, address, tls: bind.tls.clone() });
         }
         if let Some(unix) = &bind.unix {
-            let (listener, file) = listen::bind_unix(unix)?;
-            listeners.push(Listener::Unix { listener, file });
+            let (listener, file) = listeners::bind_unix(unix)?;
+            listeners.push(OpenListener::Unix { listener, file });
         }
         if listeners.is_empty() {
             return Err(NetError::Nothing);
@@ -107,14 +107,14 @@ impl Net {
         Ok(Self { listeners, limits })
     }
 
-    /// Returns the TCP addresses really bound (a port 0 became a number).
+    /// Returns the bound TCP addresses; a port 0 has become the chosen port.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.listeners.iter().filter_map(Listener::address).collect()
+        self.listeners.iter().filter_map(OpenListener::address).collect()
     }
 
     /// Returns the path of the Unix socket.
     pub fn unix_path(&self) -> Option<&Path> {
-        self.listeners.iter().find_map(Listener::path)
+        self.listeners.iter().find_map(OpenListener::path)
     }
 }
 
@@ -129,10 +129,10 @@ pub fn raise_open_files() -> u64 {
     now.unwrap_or(u64::MAX)
 }
 
-/// Bounds on what clients may ask for and on the time they may take.
+/// Bounds on the size and time of requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// Open connections; a further client is told 503 and closed. Lowered to what the open-file limit allows.
+pub struct NetLimits {
+    /// Open connections; further connections get 503. Lowered to fit the open-file limit.
     pub connections: usize,
     /// Open connections from one network address (one /64 for IPv6). Loopback and Unix clients are not counted.
     pub connections_per_address: usize,
@@ -146,13 +146,13 @@ pub struct Limits {
     pub body_time: Duration,
     /// Time between two requests on a connection.
     pub idle_time: Duration,
-    /// Time in which a client must take at least something of an answer; streams may last, each write may not.
+    /// Time in which a client must accept at least one byte of a response. Streams may last, a single write may not.
     pub write_time: Duration,
     /// Time that requests in progress get once shutdown has begun.
     pub shutdown_grace: Duration,
 }
 
-impl Default for Limits {
+impl Default for NetLimits {
     fn default() -> Self {
         Self {
             connections: 16_384,
@@ -168,8 +168,8 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
-    /// Refuses limits that leave no room for a single client, and lowers the connections to what the process can open.
+impl NetLimits {
+    /// Refuses limits that leave no room for a single client, and lowers the connections to fit the open-file limit.
     fn checked(mut self) -> Result<Self, NetError> {
         let refuse = |field, value: usize, least| Err(NetError::Limit { field, value, least });
         if self.connections == 0 {
@@ -178,29 +178,29 @@ impl Limits {
         if self.connections_per_address == 0 {
             return refuse("connections_per_address", 0, 1);
         }
-        if self.header_bytes < BUFFER_LEAST {
-            return refuse("header_bytes", self.header_bytes, BUFFER_LEAST);
+        if self.header_bytes < MIN_BUFFER_BYTES {
+            return refuse("header_bytes", self.header_bytes, MIN_BUFFER_BYTES);
         }
         if self.buffer_bytes < self.header_bytes {
             return refuse("buffer_bytes", self.buffer_bytes, self.header_bytes);
         }
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let possible = usize::try_from(files.saturating_sub(FILES_KEPT_BACK)).unwrap_or(usize::MAX).max(1);
+        let possible = usize::try_from(files.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).max(1);
         if possible < self.connections {
             tracing::warn!(
-                asked = self.connections,
+                configured = self.connections,
                 possible,
                 files,
-                "fewer connections than asked for: raise the open-file limit"
+                "the open-file limit allows fewer connections than limits.connections; raise it (LimitNOFILE=, ulimit -n)"
             );
             self.connections = possible;
         }
         Ok(self)
     }
 
-    /// Returns the time between two looks over the connections, so that no limit is overrun by much.
-    fn look_every(&self) -> Duration {
+    /// Returns the time between two checks of the connections, so that no limit is exceeded by much.
+    fn check_interval(&self) -> Duration {
         let shortest = self.header_time.min(self.body_time).min(self.idle_time).min(self.write_time);
-        (shortest / 4).clamp(LOOK_EVERY_LEAST, LOOK_EVERY)
+        (shortest / 4).clamp(CHECK_INTERVAL_MIN, CHECK_INTERVAL)
     }
 }

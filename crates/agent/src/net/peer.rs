@@ -1,9 +1,9 @@
-//! The identity of the other end of a connection: its addresses, and its user as the kernel names it.
+//! The identity of the other end of a connection: its addresses, and its user as the kernel reports it.
 //!
-//! The kernel names the user of a Unix peer at accept. It is asked about the other end of a loopback connection by
-//! NETLINK sock_diag: one request names the peer's socket by its two addresses, the answer carries its owner and is
-//! there when the call returns. An answer counts only for a socket that is still connected and still open in a
-//! process: for a closed one the kernel reports user 0, which must never be taken for root.
+//! The kernel reports the user of a Unix peer at accept. For a loopback connection it is asked by NETLINK sock_diag: one
+//! request names the peer's socket by its two addresses, and the reply with the socket's user is available when the call
+//! returns. A reply counts only for a socket that is still connected and still open in a process: for a closed socket the
+//! kernel reports user 0, which must never be taken for root.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,27 +13,27 @@ use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 use super::DIAG_BYTES;
-use super::connection::Socket;
-use super::process::{self, NoProcess, PeerProcess, Start};
+use super::connection::ClientSocket;
+use super::peer_process::{self, PeerProcess, PeerProcessError, StartTicks};
 
 /// The other end of a connection; in the extensions of every request. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Peer(Arc<Facts>);
+pub struct Peer(Arc<PeerDetails>);
 
 #[derive(Debug)]
-struct Facts {
-    transport: Transport,
-    credentials: Option<Credentials>,
-    /// Of a Unix peer, where only this tells it from a later process of the same pid.
-    start: Option<Start>,
-    socket: Weak<Socket>,
-    /// The answer of the kernel, once asked for.
-    user: OnceLock<User>,
+struct PeerDetails {
+    transport: PeerTransport,
+    credentials: Option<PeerCredentials>,
+    /// StartTicks time of a Unix peer, if only that distinguishes it from a later process with the same pid.
+    start: Option<StartTicks>,
+    socket: Weak<ClientSocket>,
+    /// The reply of the kernel, after the first call.
+    user: OnceLock<PeerUser>,
 }
 
 /// The user at the other end.
 #[derive(Debug, Clone, Copy)]
-enum User {
+enum PeerUser {
     Known(u32),
     /// The other end was closed before the kernel was asked.
     Gone,
@@ -42,7 +42,7 @@ enum User {
 
 /// Connection of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
+pub enum PeerTransport {
     /// Over TCP.
     Tcp {
         /// The peer's address (IPv4 if it speaks IPv4).
@@ -58,9 +58,9 @@ pub enum Transport {
     Unix,
 }
 
-/// The process that connected to the Unix socket, named by the kernel.
+/// The process that connected to the Unix socket, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Credentials {
+pub struct PeerCredentials {
     /// Its pid in our pid namespace; `None` if it cannot be seen from there.
     pub pid: Option<u32>,
     /// Its user.
@@ -70,75 +70,75 @@ pub struct Credentials {
 }
 
 impl Peer {
-    pub(super) fn tcp(socket: &Arc<Socket>, remote: SocketAddr, local: SocketAddr, tls: bool) -> Self {
+    pub(super) fn tcp(socket: &Arc<ClientSocket>, remote: SocketAddr, local: SocketAddr, tls: bool) -> Self {
         let (remote, local) = (canonical(remote), canonical(local));
         let loopback = remote.ip().is_loopback() && local.ip().is_loopback();
-        Self::new(socket, Transport::Tcp { remote, local, loopback, tls }, None)
+        Self::new(socket, PeerTransport::Tcp { remote, local, loopback, tls }, None)
     }
 
-    pub(super) fn unix(socket: &Arc<Socket>, credentials: Option<Credentials>) -> Self {
-        Self::new(socket, Transport::Unix, credentials)
+    pub(super) fn unix(socket: &Arc<ClientSocket>, credentials: Option<PeerCredentials>) -> Self {
+        Self::new(socket, PeerTransport::Unix, credentials)
     }
 
-    fn new(socket: &Arc<Socket>, transport: Transport, credentials: Option<Credentials>) -> Self {
-        let start = credentials.and_then(|credentials| process::start_to_remember(&credentials));
+    fn new(socket: &Arc<ClientSocket>, transport: PeerTransport, credentials: Option<PeerCredentials>) -> Self {
+        let start = credentials.and_then(|credentials| peer_process::start_to_record(&credentials));
         let socket = Arc::downgrade(socket);
-        Self(Arc::new(Facts { transport, credentials, start, socket, user: OnceLock::new() }))
+        Self(Arc::new(PeerDetails { transport, credentials, start, socket, user: OnceLock::new() }))
     }
 
     /// Returns the transport of the connection.
-    pub fn transport(&self) -> Transport {
+    pub fn transport(&self) -> PeerTransport {
         self.0.transport
     }
 
-    /// Returns whether it is on this machine: the Unix socket or loopback.
+    /// Returns whether the peer is on this machine: the Unix socket or loopback.
     pub fn is_local(&self) -> bool {
-        matches!(self.0.transport, Transport::Unix | Transport::Tcp { loopback: true, .. })
+        matches!(self.0.transport, PeerTransport::Unix | PeerTransport::Tcp { loopback: true, .. })
     }
 
-    /// Returns the process that connected to the Unix socket; `None` over TCP.
-    pub fn credentials(&self) -> Option<Credentials> {
+    /// Returns the credentials of a Unix peer; `None` over TCP.
+    pub fn credentials(&self) -> Option<PeerCredentials> {
         self.0.credentials
     }
 
     /// Returns the user at the other end, if it is on this machine and the kernel knows.
     ///
-    /// Over loopback TCP the kernel is asked at the first call (some microseconds, never blocking), and the answer is
-    /// kept for the connection. `None` means unknown: treat such a client as a stranger.
+    /// Over loopback TCP the first call asks the kernel (some microseconds, never blocking); the reply is stored for the
+    /// connection. `None` means unknown: treat such a client as anonymous.
     pub fn uid(&self) -> Option<u32> {
         match self.user() {
-            User::Known(uid) => Some(uid),
-            User::Gone | User::Unknown => None,
+            PeerUser::Known(uid) => Some(uid),
+            PeerUser::Gone | PeerUser::Unknown => None,
         }
     }
 
-    /// Returns whether it left before the kernel was asked for its user.
+    /// Returns whether the peer left before the kernel was asked for its user.
     pub fn is_gone(&self) -> bool {
-        matches!(self.user(), User::Gone)
+        matches!(self.user(), PeerUser::Gone)
     }
 
-    fn user(&self) -> User {
+    fn user(&self) -> PeerUser {
         match self.0.transport {
-            Transport::Unix => self.0.credentials.map_or(User::Unknown, |credentials| User::Known(credentials.uid)),
-            Transport::Tcp { loopback: false, .. } => User::Unknown,
-            Transport::Tcp { remote, local, .. } => {
+            PeerTransport::Unix => self.0.credentials.map_or(PeerUser::Unknown, |credentials| PeerUser::Known(credentials.uid)),
+            PeerTransport::Tcp { loopback: false, .. } => PeerUser::Unknown,
+            PeerTransport::Tcp { remote, local, .. } => {
                 *self.0.user.get_or_init(|| match user_of_connection(remote, local) {
-                    Ok(Some(uid)) => User::Known(uid),
-                    Ok(None) => User::Gone,
+                    Ok(Some(uid)) => PeerUser::Known(uid),
+                    Ok(None) => PeerUser::Gone,
                     Err(error) => {
-                        tracing::warn!(%remote, %error, "cannot ask the kernel whose connection this is");
-                        User::Unknown
+                        tracing::warn!(%remote, %error, "cannot ask the kernel for the user of a connection; the client counts as anonymous");
+                        PeerUser::Unknown
                     }
                 })
             }
         }
     }
 
-    /// Opens the process that connected to the Unix socket, as a fresh handle that no other process can slip into.
-    pub fn process(&self) -> Result<PeerProcess, NoProcess> {
-        let credentials = self.0.credentials.ok_or(NoProcess::NotUnix)?;
-        let socket = self.0.socket.upgrade().ok_or(NoProcess::Gone)?;
-        process::of_peer(&socket, &credentials, self.0.start)
+    /// Opens the process that connected to the Unix socket, as a new handle that cannot refer to another process.
+    pub fn process(&self) -> Result<PeerProcess, PeerProcessError> {
+        let credentials = self.0.credentials.ok_or(PeerProcessError::NotUnix)?;
+        let socket = self.0.socket.upgrade().ok_or(PeerProcessError::Gone)?;
+        peer_process::open_peer(&socket, &credentials, self.0.start)
     }
 }
 
@@ -160,9 +160,9 @@ fn user_of_connection(remote: SocketAddr, local: SocketAddr) -> io::Result<Optio
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))?;
     sendto(&socket, &diag_request(remote, local), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    let mut answer = [0_u8; DIAG_BYTES];
-    let (length, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
-    owner_in(&answer[..length.min(DIAG_BYTES)], remote, local)
+    let mut reply = [0_u8; DIAG_BYTES];
+    let (length, _) = recv(&socket, &mut reply, RecvFlags::empty())?;
+    uid_in(&reply[..length.min(DIAG_BYTES)], remote, local)
 }
 
 /// Writes `struct nlmsghdr`, then `struct inet_diag_req_v2`.
@@ -200,26 +200,26 @@ fn ports_and_addresses(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
 }
 
 /// Reads `struct nlmsghdr`, then `struct inet_diag_msg`.
-fn owner_in(answer: &[u8], remote: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> {
-    let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the kernel's answer about a socket is cut off");
-    let word = |at: usize| answer.get(at..at + 4).and_then(|four| four.try_into().ok()).map(u32::from_ne_bytes);
-    let kind = answer.get(4..6).and_then(|two| two.try_into().ok()).map(u16::from_ne_bytes).ok_or_else(short)?;
+fn uid_in(reply: &[u8], remote: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> {
+    let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the kernel's reply about a socket is incomplete");
+    let word = |at: usize| reply.get(at..at + 4).and_then(|four| four.try_into().ok()).map(u32::from_ne_bytes);
+    let kind = reply.get(4..6).and_then(|two| two.try_into().ok()).map(u16::from_ne_bytes).ok_or_else(short)?;
     if kind == NLMSG_ERROR {
         let code = i32::from_ne_bytes(word(HEADER_BYTES).ok_or_else(short)?.to_ne_bytes()).saturating_neg();
         return if code == libc::ENOENT { Ok(None) } else { Err(io::Error::from_raw_os_error(code)) };
     }
     if kind != SOCK_DIAG_BY_FAMILY {
-        return Err(io::Error::other(format!("the kernel answered a question about a socket with message {kind}")));
+        return Err(io::Error::other(format!("the kernel replied to a request about a socket with message {kind}")));
     }
-    let body = answer.get(HEADER_BYTES..).ok_or_else(short)?;
+    let body = reply.get(HEADER_BYTES..).ok_or_else(short)?;
     let (family, state) = (*body.first().ok_or_else(short)?, *body.get(1).ok_or_else(short)?);
     let id = body.get(4..4 + ID_BYTES).ok_or_else(short)?;
     // Behind the id: expires, rqueue, wqueue, uid, inode.
     let after_id = HEADER_BYTES + 4 + ID_BYTES;
     let (uid, inode) = (word(after_id + 12).ok_or_else(short)?, word(after_id + 16).ok_or_else(short)?);
-    let is_the_one = addresses_in(family, id) == Some((remote, local));
+    let has_these_addresses = addresses_in(family, id) == Some((remote, local));
     let is_open = state == TCP_ESTABLISHED && inode != 0;
-    Ok((is_the_one && is_open).then_some(uid))
+    Ok((has_these_addresses && is_open).then_some(uid))
 }
 
 fn addresses_in(family: u8, id: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
@@ -249,7 +249,7 @@ mod tests {
 
     fn connected(address: &str) -> Option<(TcpStream, TcpStream)> {
         let Ok(listener) = TcpListener::bind(address) else {
-            // Not by a macro: a passing test's own output is not shown.
+            // Written directly, because the test harness hides the output of a passing test.
             let why = format!("skipped {address}: this machine has no such address\n");
             std::io::Write::write_all(&mut io::stderr(), why.as_bytes()).unwrap();
             return None;
@@ -258,16 +258,16 @@ mod tests {
         Some((client, listener.accept().unwrap().0))
     }
 
-    fn owner_of_peer(server: &TcpStream) -> Option<u32> {
+    fn user_of_peer(server: &TcpStream) -> Option<u32> {
         user_of_connection(server.peer_addr().unwrap(), server.local_addr().unwrap()).unwrap()
     }
 
     #[test]
-    fn a_connection_belongs_to_the_user_who_made_it() {
+    fn a_connection_belongs_to_the_user_that_opened_it() {
         let me = Some(rustix::process::getuid().as_raw());
         for address in ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
             let Some((_client, server)) = connected(address) else { continue };
-            assert_eq!(owner_of_peer(&server), me, "{address}");
+            assert_eq!(user_of_peer(&server), me, "{address}");
         }
     }
 
@@ -277,16 +277,16 @@ mod tests {
             let Some((client, server)) = connected(address) else { continue };
             let (remote, local) = (server.peer_addr().unwrap(), server.local_addr().unwrap());
             client.shutdown(Shutdown::Write).unwrap();
-            assert_eq!(owner_of_peer(&server), None, "half-closed {address}");
+            assert_eq!(user_of_peer(&server), None, "half-closed {address}");
             drop(client);
-            assert_eq!(owner_of_peer(&server), None, "closed {address}");
+            assert_eq!(user_of_peer(&server), None, "closed {address}");
             drop(server);
             assert_eq!(user_of_connection(remote, local).unwrap(), None, "gone {address}");
         }
     }
 
     #[test]
-    fn a_listener_on_the_port_of_a_client_that_left_is_not_taken_for_it() {
+    fn a_listener_on_the_port_of_a_client_that_left_is_not_its_socket() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listening = listener.local_addr().unwrap();
         let elsewhere = SocketAddr::new(listening.ip(), 1);
@@ -295,9 +295,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_answer_is_read_without_panic(answer in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_reply_is_parsed_without_panic(reply in proptest::collection::vec(any::<u8>(), 0..200)) {
             let address = "127.0.0.1:1".parse().unwrap();
-            let _ = owner_in(&answer, address, address);
+            let _ = uid_in(&reply, address, address);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The one loop: accepts, owns the connections, looks over them, and ends them when the agent stops.
+//! The loop that accepts and owns all connections, closes slow ones, and ends them when the agent stops.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -16,12 +16,12 @@ use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tower::Service;
 
-use super::connection::{self, Refusal, Seat, refuse};
-use super::listen::{Accepted, accept_any};
-use super::watch::{Clock, Order, RequestBody, Watch};
-use super::{ACCEPT_PAUSE, ACCEPT_PAUSE_MOST, Limits, Net, REFUSALS_AT_ONCE};
+use super::connection::{self, ConnectionRefusal, ConnectionSpec, refuse};
+use super::deadlines::{CoarseClock, ConnectionOrder, DeadlineTracker, IncomingBody};
+use super::listeners::{AcceptedConnection, accept_any};
+use super::{ACCEPT_PAUSE, ACCEPT_PAUSE_MAX, MAX_REFUSALS, NetLimits, NetListeners};
 
-/// Tells the listeners and the handlers of long requests that the agent is stopping. Cheap to clone.
+/// Signal to listeners and long requests that the agent is stopping. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Shutdown(Arc<watch::Sender<bool>>);
 
@@ -41,7 +41,7 @@ impl Shutdown {
         *self.0.borrow()
     }
 
-    /// Waits until it begins; a long poll answers early then, a stream ends.
+    /// Waits until it begins. Long polls then return early, and streams end.
     pub async fn begun(&self) {
         // The sender lives as long as `self`, so the wait cannot fail.
         let _ = self.0.subscribe().wait_for(|begun| *begun).await;
@@ -56,19 +56,19 @@ impl Default for Shutdown {
 
 /// Outcome of serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
+pub struct ServeOutcome {
     /// Connections whose request had not finished when the grace was over.
     pub cut_off: usize,
 }
 
-impl Net {
+impl NetListeners {
     /// Serves until shutdown begins, lets requests in progress finish, and returns when every connection has ended.
     ///
-    /// Handlers of long requests should watch the same [`Shutdown`]; what still runs after the grace is cut off. The
-    /// Unix socket's file is removed as soon as nothing is accepted any more.
-    pub async fn serve<S, B>(self, service: S, shutdown: Shutdown) -> Ended
+    /// Handlers of long requests should observe the same [`Shutdown`]; requests that still run after the grace are cut off.
+    /// The file of the Unix socket is removed as soon as the listeners close.
+    pub async fn serve<S, B>(self, service: S, shutdown: Shutdown) -> ServeOutcome
     where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<IncomingBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,
         B: Body + Send + Unpin + 'static,
         B::Data: Send,
@@ -76,11 +76,11 @@ impl Net {
     {
         let Self { listeners, limits } = self;
         let grace = limits.shutdown_grace;
-        let http = connection::http(&limits);
-        let mut connections = Registry::new(limits);
-        let mut look = interval_at(Instant::now() + connections.look_every, connections.look_every);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut pause = Pause::default();
+        let http = connection::http_builder(&limits);
+        let mut connections = ConnectionRegistry::new(limits);
+        let mut check = interval_at(Instant::now() + connections.check_interval, connections.check_interval);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut backoff = AcceptBackoff::default();
         let mut turn = 0;
         let mut begun = std::pin::pin!(shutdown.begun());
         loop {
@@ -89,12 +89,12 @@ impl Net {
                 biased;
                 () = &mut begun => break,
                 () = connections.ended(), if any_open => {}
-                _ = look.tick(), if any_open => connections.look(),
-                () = pause.over(), if pause.until.is_some() => pause.until = None,
-                accepted = accept_any(&listeners, &mut turn), if pause.until.is_none() => match accepted {
-                    Err(error) => pause.after(&error),
+                _ = check.tick(), if any_open => connections.close_slow(),
+                () = backoff.over(), if backoff.until.is_some() => backoff.until = None,
+                accepted = accept_any(&listeners, &mut turn), if backoff.until.is_none() => match accepted {
+                    Err(error) => backoff.after(&error),
                     Ok(accepted) => {
-                        pause.length = None;
+                        backoff.length = None;
                         connections.admit(accepted, service.clone(), http.clone());
                     }
                 },
@@ -106,32 +106,32 @@ impl Net {
             while !connections.is_empty() {
                 tokio::select! {
                     () = connections.ended() => {}
-                    _ = look.tick() => connections.look(),
+                    _ = check.tick() => connections.close_slow(),
                 }
             }
         };
         let _ = timeout(grace, finished).await;
         let cut_off = connections.serving();
         connections.close_all().await;
-        Ended { cut_off }
+        ServeOutcome { cut_off }
     }
 }
 
-/// Keeps the loop from spinning when connections cannot be accepted (no file descriptors or memory left).
+/// Pauses between failed accepts, so that the loop does not spin without file descriptors or memory.
 #[derive(Debug, Default)]
-struct Pause {
+struct AcceptBackoff {
     length: Option<Duration>,
     until: Option<Instant>,
 }
 
-impl Pause {
+impl AcceptBackoff {
     fn after(&mut self, error: &io::Error) {
-        if is_the_clients(error) {
+        if is_client_error(error) {
             return;
         }
-        let length = self.length.map_or(ACCEPT_PAUSE, |last| (last * 2).min(ACCEPT_PAUSE_MOST));
+        let length = self.length.map_or(ACCEPT_PAUSE, |last| (last * 2).min(ACCEPT_PAUSE_MAX));
         if self.length.is_none() {
-            tracing::warn!(%error, "cannot accept connections; trying again in a moment");
+            tracing::warn!(%error, "cannot accept connections; retrying");
         }
         self.length = Some(length);
         self.until = Some(Instant::now() + length);
@@ -144,33 +144,33 @@ impl Pause {
     }
 }
 
-/// Returns whether the error belongs to the one connection to accept; the next one may be fine.
-fn is_the_clients(error: &io::Error) -> bool {
+/// Returns whether the error concerns only the connection that was being accepted.
+fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, NotConnected};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | NotConnected)
 }
 
 /// The open connections. Dropping it ends them all.
-struct Registry {
-    limits: Limits,
-    look_every: Duration,
-    clock: Arc<Clock>,
+struct ConnectionRegistry {
+    limits: NetLimits,
+    check_interval: Duration,
+    clock: Arc<CoarseClock>,
     tasks: JoinSet<()>,
-    serving: HashMap<Id, Serving>,
+    serving: HashMap<Id, ServedConnection>,
     per_address: HashMap<IpAddr, usize>,
 }
 
-struct Serving {
-    watch: Arc<Watch>,
+struct ServedConnection {
+    tracker: Arc<DeadlineTracker>,
     address: Option<IpAddr>,
 }
 
-impl Registry {
-    fn new(limits: Limits) -> Self {
+impl ConnectionRegistry {
+    fn new(limits: NetLimits) -> Self {
         Self {
-            look_every: limits.look_every(),
+            check_interval: limits.check_interval(),
             limits,
-            clock: Arc::new(Clock::new()),
+            clock: Arc::new(CoarseClock::new()),
             tasks: JoinSet::new(),
             serving: HashMap::new(),
             per_address: HashMap::new(),
@@ -186,13 +186,13 @@ impl Registry {
         self.serving.len()
     }
 
-    /// Serves a connection if there is room, else tells the client that there is none.
+    /// Serves a connection if there is room, or else refuses it with a response.
     ///
-    /// A client over the limit is accepted and told so, not left waiting in the kernel: it learns the reason at once
-    /// and may try elsewhere. A silent wait looks like a dead agent.
-    fn admit<S, B>(&mut self, accepted: Accepted, service: S, http: http1::Builder)
+    /// A connection over the limit does not wait in the kernel: the client learns the reason at once and may use another
+    /// server, whereas a silent wait looks like a dead agent.
+    fn admit<S, B>(&mut self, accepted: AcceptedConnection, service: S, http: http1::Builder)
     where
-        S: Service<Request<RequestBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+        S: Service<Request<IncomingBody>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
         S::Future: Send,
         B: Body + Send + Unpin + 'static,
         B::Data: Send,
@@ -203,24 +203,24 @@ impl Registry {
             return self.refuse(accepted, refusal);
         }
         if self.is_empty() {
-            // The clock stood still while there was nothing to look at.
+            // The clock did not advance while there were no connections.
             self.clock.advance();
         }
-        let Accepted { socket, peer, tls } = accepted;
-        let watch = Arc::new(Watch::new(self.clock.clone(), &socket));
-        let seat = Seat { socket, peer, watch: watch.clone(), service, http };
-        // Two kinds of task: a plain connection must not take the room of a TLS one.
+        let AcceptedConnection { socket, peer, tls } = accepted;
+        let tracker = Arc::new(DeadlineTracker::new(self.clock.clone(), &socket));
+        let spec = ConnectionSpec { socket, peer, tracker: tracker.clone(), service, http };
+        // Two task types, so that a plain connection does not take the memory of a TLS connection.
         let task = match tls {
-            Some(config) => self.tasks.spawn(connection::tls(seat, config)),
-            None => self.tasks.spawn(connection::plain(seat)),
+            Some(config) => self.tasks.spawn(connection::serve_tls(spec, config)),
+            None => self.tasks.spawn(connection::serve_plain(spec)),
         };
         if let Some(address) = address {
             *self.per_address.entry(address).or_default() += 1;
         }
-        self.serving.insert(task.id(), Serving { watch, address });
+        self.serving.insert(task.id(), ServedConnection { tracker, address });
     }
 
-    /// Waits for the next connection to end. Does not return while there is none.
+    /// Waits for the next connection to end. Never returns without connections.
     async fn ended(&mut self) {
         let (id, panicked) = match self.tasks.join_next_with_id().await {
             None => return std::future::pending().await,
@@ -228,7 +228,7 @@ impl Registry {
             Some(Err(error)) => (error.id(), error.is_panic().then_some(error)),
         };
         if let Some(error) = panicked {
-            tracing::error!(%error, "a request's handler panicked; its connection is closed");
+            tracing::error!(%error, "a request handler panicked; its connection is closed");
         }
         let Some(address) = self.serving.remove(&id).and_then(|serving| serving.address) else { return };
         if let Some(count) = self.per_address.get_mut(&address) {
@@ -240,20 +240,20 @@ impl Registry {
     }
 
     /// Ends the connections that are slower than allowed.
-    fn look(&self) {
+    fn close_slow(&self) {
         let now = self.clock.advance();
-        for Serving { watch, .. } in self.serving.values() {
-            match watch.judge(now, self.look_every, &self.limits) {
-                Order::Go => {}
-                order => watch.order(order),
+        for ServedConnection { tracker, .. } in self.serving.values() {
+            match tracker.order_due(now, self.check_interval, &self.limits) {
+                ConnectionOrder::Go => {}
+                order => tracker.order(order),
             }
         }
     }
 
-    /// Tells every connection to finish what it does, then close.
+    /// Orders every connection to close after its current request.
     fn finish_all(&self) {
-        for Serving { watch, .. } in self.serving.values() {
-            watch.order(Order::Finish);
+        for ServedConnection { tracker, .. } in self.serving.values() {
+            tracker.order(ConnectionOrder::Finish);
         }
     }
 
@@ -264,19 +264,19 @@ impl Registry {
         self.per_address.clear();
     }
 
-    fn refusal(&self, address: Option<IpAddr>) -> Option<Refusal> {
+    fn refusal(&self, address: Option<IpAddr>) -> Option<ConnectionRefusal> {
         if self.serving.len() >= self.limits.connections {
-            return Some(Refusal::TooMany);
+            return Some(ConnectionRefusal::TooMany);
         }
         let from_there = address.and_then(|address| self.per_address.get(&address)).copied().unwrap_or(0);
-        (from_there >= self.limits.connections_per_address).then_some(Refusal::TooManyFromAddress)
+        (from_there >= self.limits.connections_per_address).then_some(ConnectionRefusal::TooManyFromAddress)
     }
 
-    fn refuse(&mut self, accepted: Accepted, refusal: Refusal) {
+    fn refuse(&mut self, accepted: AcceptedConnection, refusal: ConnectionRefusal) {
         tracing::debug!(peer = ?accepted.peer.transport(), ?refusal, "connection refused");
         let refusing = self.tasks.len() - self.serving.len();
-        // A handshake only to say no would cost more than it tells.
-        if accepted.tls.is_none() && refusing < REFUSALS_AT_ONCE {
+        // A handshake for a refusal alone would cost too much.
+        if accepted.tls.is_none() && refusing < MAX_REFUSALS {
             self.tasks.spawn(refuse(accepted.socket, refusal));
         }
     }
@@ -287,19 +287,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_free_files_the_pauses_grow_to_a_bound_and_a_client_that_gave_up_costs_none() {
-        let mut pause = Pause::default();
-        pause.after(&io::ErrorKind::ConnectionAborted.into());
-        assert_eq!(pause.until, None);
+    fn pauses_grow_to_a_bound_without_free_files_and_a_client_error_causes_none() {
+        let mut backoff = AcceptBackoff::default();
+        backoff.after(&io::ErrorKind::ConnectionAborted.into());
+        assert_eq!(backoff.until, None);
         let out_of_files = io::Error::from_raw_os_error(libc::EMFILE);
         let mut lengths = Vec::new();
         for _ in 0..10 {
-            pause.after(&out_of_files);
-            lengths.extend(pause.length);
-            assert!(pause.until.is_some());
+            backoff.after(&out_of_files);
+            lengths.extend(backoff.length);
+            assert!(backoff.until.is_some());
         }
         assert_eq!(lengths[0], ACCEPT_PAUSE);
         assert!(lengths.is_sorted(), "{lengths:?}");
-        assert_eq!(lengths.last(), Some(&ACCEPT_PAUSE_MOST));
+        assert_eq!(lengths.last(), Some(&ACCEPT_PAUSE_MAX));
     }
 }

@@ -1,4 +1,4 @@
-//! Certificate and key of the https listeners, read from files and read again on demand.
+//! Certificate and key of the https listeners, read from files and reloaded on demand.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,19 +18,19 @@ pub struct Tls(Arc<Files>);
 struct Files {
     certificate: PathBuf,
     key: PathBuf,
-    // A lock, not a message: every accepted connection reads it, a reload is rare and only swaps a pointer.
+    // A lock rather than a channel: every accepted connection reads it, and the rare reload only swaps a pointer.
     current: RwLock<Arc<ServerConfig>>,
 }
 
 impl Tls {
-    /// Reads a certificate chain (own certificate first) and its key.
+    /// Reads a certificate chain, which begins with the server's own certificate, and its key.
     pub fn load(certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Result<Self, TlsError> {
         let (certificate, key) = (certificate.into(), key.into());
         let current = RwLock::new(Arc::new(read(&certificate, &key)?));
         Ok(Self(Arc::new(Files { certificate, key, current })))
     }
 
-    /// Reads both files again: connections accepted from now on use them. On an error the old ones stay in force.
+    /// Reads both files again for new connections. After an error the old certificate stays in force.
     pub fn reload(&self) -> Result<(), TlsError> {
         let fresh = Arc::new(read(&self.0.certificate, &self.0.key)?);
         *self.0.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Tls {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// The file cannot be read.
-    #[error("{path}: cannot be read: {source}")]
+    #[error("cannot read {path}: {source}; see server.tls_cert and server.tls_key")]
     Read {
         /// The file.
         path: PathBuf,
@@ -69,8 +69,8 @@ pub enum TlsError {
         /// The content that belongs there.
         expected: &'static str,
     },
-    /// Each file is readable, together they are of no use.
-    #[error("{certificate} and {key} cannot be used together: {source}")]
+    /// The certificate and the key do not belong together.
+    #[error("certificate {certificate} and key {key} cannot be used together: {source}")]
     Unusable {
         /// File of the certificate chain.
         certificate: PathBuf,
@@ -108,7 +108,7 @@ fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    // What the parser says may quote the file, which is secret: say only that it is not a key.
+    // The message of the parser may quote the secret file, so it is not passed on.
     PrivateKeyDer::from_pem_slice(&read_file(path)?).map_err(|_| TlsError::Content {
         path: path.to_owned(),
         problem: "holds no private key that can be read".to_owned(),

@@ -36,7 +36,7 @@ const OPEN_RETRY: Duration = Duration::from_secs(5);
 
 /// The processes and the control group of one lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Attachment {
+pub(super) struct Attachment {
     /// The process that holds the lease.
     pub process: Option<ProcessId>,
     /// The processes that end if the lease is taken back.
@@ -64,7 +64,7 @@ impl Attachment {
 
 /// A reason why a lease was not attached, or not as asked.
 #[derive(Debug, thiserror::Error)]
-pub enum AttachError {
+pub(crate) enum AttachError {
     /// The authority refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -88,13 +88,13 @@ impl ProcessExit {
         unsafe_code,
         reason = "registering asks for a descriptor that stays open, which only its owner can promise"
     )]
-    pub fn watch(pidfd: OwnedFd) -> io::Result<Self> {
+    pub(super) fn watch(pidfd: OwnedFd) -> io::Result<Self> {
         // SAFETY: the descriptor is owned by what is registered, and closed with it.
         unsafe { AsyncFd::register(pidfd) }.map(Self).map_err(io::Error::from)
     }
 
     /// Returns when the process has ended.
-    pub async fn wait(&self) {
+    pub(super) async fn wait(&self) {
         // The kernel reports an error for no process that lives.
         let _ended = self.0.readable().await;
     }
@@ -102,7 +102,7 @@ impl ProcessExit {
 
 /// The attachments of the leases of this node. Clones share them.
 #[derive(Clone)]
-pub struct Attachments {
+pub(super) struct Attachments {
     node: Arc<str>,
     authority: Authority,
     cgroups: Arc<JobCgroups>,
@@ -111,7 +111,7 @@ pub struct Attachments {
 
 /// The attachments by lease. A lock rather than messages: it is held for one access to a map.
 #[derive(Default)]
-pub struct AttachmentTable(Mutex<HashMap<LeaseId, AttachmentEntry>>);
+pub(super) struct AttachmentTable(Mutex<HashMap<LeaseId, AttachmentEntry>>);
 
 #[derive(Default)]
 struct AttachmentEntry {
@@ -123,12 +123,12 @@ struct AttachmentEntry {
 
 impl AttachmentTable {
     /// Whether anything is attached to the lease, or about to be.
-    pub fn contains(&self, lease: LeaseId) -> bool {
+    pub(super) fn contains(&self, lease: LeaseId) -> bool {
         self.lock().contains_key(&lease)
     }
 
     /// Returns the attachment of a lease.
-    pub fn get(&self, lease: LeaseId) -> Option<Attachment> {
+    pub(super) fn get(&self, lease: LeaseId) -> Option<Attachment> {
         self.lock().get(&lease).map(|entry| entry.attachment.clone())
     }
 
@@ -153,29 +153,34 @@ impl AttachmentTable {
 
 impl Attachments {
     /// Returns the empty attachments of a node.
-    pub fn new(node: Arc<str>, authority: Authority, cgroups: Arc<JobCgroups>, table: Arc<AttachmentTable>) -> Self {
+    pub(super) fn new(
+        node: Arc<str>,
+        authority: Authority,
+        cgroups: Arc<JobCgroups>,
+        table: Arc<AttachmentTable>,
+    ) -> Self {
         Self { node, authority, cgroups, table }
     }
 
     /// Returns the name of the node.
-    pub fn node(&self) -> &str {
+    pub(super) fn node(&self) -> &str {
         &self.node
     }
 
     /// Returns the control groups of jobs.
-    pub fn cgroups(&self) -> &Arc<JobCgroups> {
+    pub(super) fn cgroups(&self) -> &Arc<JobCgroups> {
         &self.cgroups
     }
 
     /// Returns the numbers of the devices that a lease holds, for the log.
-    pub fn devices_of(&self, lease: LeaseId) -> String {
+    pub(super) fn devices_of(&self, lease: LeaseId) -> String {
         let snapshot = self.authority.snapshot();
         let held = snapshot.devices_of(&self.node).filter(|state| state.view.leases.contains(&lease));
         held.map(|state| state.view.gpu_id.to_string()).collect::<Vec<_>>().join(",")
     }
 
     /// Attaches a lease to the calling process, and puts its job into a control group.
-    pub async fn attach(
+    pub(super) async fn attach(
         &self,
         caller: Caller,
         process: PeerProcess,
@@ -291,7 +296,7 @@ impl Attachments {
 
     /// Takes over the leases of an earlier run of the agent, and watches their holders. Returns the other leases that have
     /// control groups: they are over, and what runs in their groups is to be ended.
-    pub fn fence(&self, leases: Vec<FencedLease>) -> Vec<LeaseId> {
+    pub(super) fn fence(&self, leases: Vec<FencedLease>) -> Vec<LeaseId> {
         let mut with_cgroup = self.cgroups.leases();
         for FencedLease { lease, holder } in leases {
             let cgroup = self.cgroups.path(lease);
@@ -321,7 +326,7 @@ impl Attachments {
     }
 
     /// Ends everything that runs under a lease, and reports that if the authority waits for it.
-    pub async fn end(&self, lease: LeaseId, taken_back: bool, awaited: bool) {
+    pub(super) async fn end(&self, lease: LeaseId, taken_back: bool, awaited: bool) {
         let change = self.table.lock().entry(lease).or_default().change.clone();
         let _changing = change.lock().await;
         let attachment = self.table.lock().remove(&lease).map(|entry| entry.attachment).unwrap_or_default();

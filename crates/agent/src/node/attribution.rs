@@ -21,7 +21,7 @@ use super::simulation;
 
 /// The devices that leases hold on a node, and the marks by which their processes are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub(super) struct Holdings {
     /// The active leases, and those whose processes still drain.
     pub leases: Vec<Holding>,
     /// The time as of which the leases are listed.
@@ -32,7 +32,7 @@ pub struct Holdings {
 
 /// The devices that one lease holds, and the marks by which its processes are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Holding {
+pub(super) struct Holding {
     /// The lease.
     pub lease: LeaseId,
     /// Its token.
@@ -58,7 +58,7 @@ enum EvidenceKind {
 
 impl Holdings {
     /// Returns what the leases of a node hold by a snapshot, with what the node attached to them.
-    pub fn of(snapshot: &Snapshot, node: &str, table: &AttachmentTable) -> Self {
+    pub(super) fn of(snapshot: &Snapshot, node: &str, table: &AttachmentTable) -> Self {
         let devices: HashMap<DeviceId, GpuId> =
             snapshot.devices_of(node).map(|state| (state.view.device, state.view.gpu_id)).collect();
         let changed_at =
@@ -81,13 +81,13 @@ impl Holdings {
 
     /// Returns the time as of which the leases on a device are known for a reading that was taken at `read_at`. A reading
     /// from before their last change was published shows a mixture, and counts as of the beginning of time.
-    pub fn leases_as_of(&self, device: GpuId, read_at: PoolTime) -> PoolTime {
+    pub(super) fn leases_as_of(&self, device: GpuId, read_at: PoolTime) -> PoolTime {
         let is_mixture = self.changed_at.get(&device).is_some_and(|changed| read_at <= *changed);
         if is_mixture { PoolTime(0) } else { self.as_of }
     }
 
     /// Attributes a process on a device.
-    pub fn attribute(&self, evidence: &Evidence, device: GpuId) -> ProcessAttribution {
+    pub(super) fn attribute(&self, evidence: &Evidence, device: GpuId) -> ProcessAttribution {
         let fits = self.leases.iter().filter_map(|holding| Some((holding.matching_evidence(evidence)?, holding)));
         let best = fits.max_by_key(|(by, holding)| (holding.holds(device), *by, holding.token));
         match best {
@@ -98,7 +98,7 @@ impl Holdings {
     }
 
     /// Whether a lease holds the device.
-    pub fn is_held_by(&self, device: GpuId, lease: LeaseId) -> bool {
+    pub(super) fn is_held_by(&self, device: GpuId, lease: LeaseId) -> bool {
         self.leases.iter().any(|holding| holding.lease == lease && holding.holds(device))
     }
 
@@ -136,7 +136,7 @@ impl Holding {
 }
 
 /// Attributes the processes of one round of readings.
-pub struct LeaseAttributor {
+pub(super) struct LeaseAttributor {
     /// The holdings of the leases.
     pub holdings: Holdings,
     /// The evidence about processes, by source.
@@ -147,7 +147,7 @@ pub struct LeaseAttributor {
 
 impl LeaseAttributor {
     /// Attributes a process on a device.
-    pub fn attribute(&self, process: &DeviceProcess, device: GpuId) -> ProcessAttribution {
+    pub(super) fn attribute(&self, process: &DeviceProcess, device: GpuId) -> ProcessAttribution {
         if self.simulated {
             // Its number is made up and may be that of a real process, so there is no evidence to look for.
             let lease = process.name.as_deref().and_then(simulation::lease_of);
@@ -160,7 +160,7 @@ impl LeaseAttributor {
     }
 
     /// Describes a process for people and programs.
-    pub fn describe(&self, process: &DeviceProcess, device: GpuId) -> ProcessBody {
+    pub(super) fn describe(&self, process: &DeviceProcess, device: GpuId) -> ProcessBody {
         let known = match &process.host_lookup {
             HostProcessLookup::Known(facts) => Some(facts),
             HostProcessLookup::NotInspected | HostProcessLookup::Unattributed(_) => None,

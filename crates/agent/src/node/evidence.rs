@@ -27,11 +27,11 @@ const PROC_BYTES: u64 = 64 << 10;
 const INSPECT_AGAIN: Duration = Duration::from_secs(10);
 
 /// The identity of a process: its pid and its start time, in clock ticks since boot.
-pub type ProcessKey = (u32, u64);
+pub(super) type ProcessKey = (u32, u64);
 
 /// Evidence about the lease of a process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Evidence {
+pub(super) struct Evidence {
     /// Its control groups, in every hierarchy.
     pub cgroups: Vec<String>,
     /// The process and its ancestors, nearest first.
@@ -44,7 +44,7 @@ pub struct Evidence {
 
 /// The lease that the environment of a process names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum LeaseEnvironment {
+pub(super) enum LeaseEnvironment {
     /// It names this lease with this token.
     Names(LeaseId, Token),
     /// It names no lease.
@@ -56,14 +56,14 @@ pub enum LeaseEnvironment {
 
 /// The evidence about the processes of one source. Clones show the same.
 #[derive(Debug, Clone, Default)]
-pub struct EvidenceBoard {
+pub(super) struct EvidenceBoard {
     /// A lock rather than a message: readers need the newest only, and it is held for the copy of a pointer.
     posted: Arc<Mutex<Arc<HashMap<ProcessKey, Evidence>>>>,
 }
 
 impl EvidenceBoard {
     /// Returns the newest evidence.
-    pub fn current(&self) -> Arc<HashMap<ProcessKey, Evidence>> {
+    pub(super) fn current(&self) -> Arc<HashMap<ProcessKey, Evidence>> {
         self.posted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -73,7 +73,7 @@ impl EvidenceBoard {
 }
 
 /// A source that gathers evidence about the processes on its devices, on the thread that reads it.
-pub struct EvidenceSource {
+pub(super) struct EvidenceSource {
     source: Box<dyn DeviceSource>,
     resolver: HostProcessResolver,
     gatherer: EvidenceGatherer,
@@ -82,7 +82,7 @@ pub struct EvidenceSource {
 
 impl EvidenceSource {
     /// Returns the source with its processes looked up on the machine at these places. The evidence goes to the board.
-    pub fn new(source: Box<dyn DeviceSource>, places: &SourcePaths, board: EvidenceBoard) -> Self {
+    pub(super) fn new(source: Box<dyn DeviceSource>, places: &SourcePaths, board: EvidenceBoard) -> Self {
         let (resolver, gatherer) = (HostProcessResolver::new(places), EvidenceGatherer::new(places));
         Self { source, resolver, gatherer, board }
     }

@@ -15,7 +15,7 @@ const ANCESTORS: usize = 32;
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 
 /// The control groups of one agent.
-pub struct JobCgroups {
+pub(crate) struct JobCgroups {
     cgroups: CgroupManager,
     /// Tells the groups of this agent from those of another on the same machine.
     prefix: String,
@@ -23,7 +23,7 @@ pub struct JobCgroups {
 
 /// A job that is about to start, and the control group that is ready for it.
 #[derive(Debug, Default)]
-pub struct PreparedJob {
+pub(crate) struct PreparedJob {
     /// The job, if it is the caller's own child.
     pub job: Option<ProcessId>,
     /// The path of the group; `None` if there is none.
@@ -38,7 +38,7 @@ pub struct PreparedJob {
 
 impl JobCgroups {
     /// Detects what this machine allows. The state directory identifies the agent.
-    pub fn detect(state_dir: &Path) -> Self {
+    pub(crate) fn detect(state_dir: &Path) -> Self {
         Self::new(CgroupManager::detect(), state_dir)
     }
 
@@ -53,12 +53,18 @@ impl JobCgroups {
     }
 
     /// Describes in a sentence how jobs are confined here.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         self.cgroups.describe()
     }
 
     /// Makes a control group ready for a job that has not started yet. The job must be the caller's own child.
-    pub fn prepare(&self, lease: LeaseId, pid: u32, caller: ProcessId, host_memory_mib: Option<u64>) -> PreparedJob {
+    pub(crate) fn prepare(
+        &self,
+        lease: LeaseId,
+        pid: u32,
+        caller: ProcessId,
+        host_memory_mib: Option<u64>,
+    ) -> PreparedJob {
         let job = match own_child(pid, caller) {
             Ok(job) => job,
             Err(why) => return PreparedJob { caveat: Some(why), ..PreparedJob::default() },
@@ -89,7 +95,7 @@ impl JobCgroups {
     }
 
     /// Puts a prepared job into its control group.
-    pub fn add(&self, lease: LeaseId, prepared: &PreparedJob) -> Result<(), CgroupError> {
+    pub(crate) fn add(&self, lease: LeaseId, prepared: &PreparedJob) -> Result<(), CgroupError> {
         let (Some(job), Some(_)) = (prepared.job, &prepared.cgroup) else { return Ok(()) };
         match self.cgroups.open(&self.name(lease))? {
             Some(group) => group.add_process(job),
@@ -98,7 +104,7 @@ impl JobCgroups {
     }
 
     /// Removes a group that was made for a job and is not needed.
-    pub fn discard(&self, lease: LeaseId, prepared: &PreparedJob) {
+    pub(crate) fn discard(&self, lease: LeaseId, prepared: &PreparedJob) {
         if prepared.is_new
             && let Ok(Some(group)) = self.cgroups.open(&self.name(lease))
         {
@@ -108,19 +114,19 @@ impl JobCgroups {
     }
 
     /// Returns the leases of this agent that have groups, including those from before a restart.
-    pub fn leases(&self) -> Vec<LeaseId> {
+    pub(crate) fn leases(&self) -> Vec<LeaseId> {
         let names = self.cgroups.cgroup_names().unwrap_or_default();
         names.iter().filter_map(|name| name.strip_prefix(&self.prefix)?.parse().ok().map(LeaseId)).collect()
     }
 
     /// Returns the path of the group of a lease.
-    pub fn path(&self, lease: LeaseId) -> Option<String> {
+    pub(crate) fn path(&self, lease: LeaseId) -> Option<String> {
         let group = self.cgroups.open(&self.name(lease)).ok().flatten()?;
         Some(group.path().display().to_string())
     }
 
     /// Whether anything runs in the group of a lease; `None` if unknown.
-    pub fn is_populated(&self, lease: LeaseId) -> Option<bool> {
+    pub(crate) fn is_populated(&self, lease: LeaseId) -> Option<bool> {
         match self.cgroups.open(&self.name(lease)) {
             Ok(Some(group)) => group.is_populated().ok(),
             Ok(None) => Some(false),
@@ -129,7 +135,7 @@ impl JobCgroups {
     }
 
     /// Kills everything in the group of a lease and removes it. Returns whether nothing is left. Blocks.
-    pub fn remove(&self, lease: LeaseId) -> bool {
+    pub(crate) fn remove(&self, lease: LeaseId) -> bool {
         let group = match self.cgroups.open(&self.name(lease)) {
             Ok(Some(group)) => group,
             Ok(None) => return true,
@@ -160,7 +166,7 @@ impl JobCgroups {
 }
 
 /// Returns the path of a group as `/proc/PID/cgroup` shows it.
-pub fn path_in_proc(path: &str) -> String {
+pub(super) fn path_in_proc(path: &str) -> String {
     MOUNTS.iter().find_map(|mount| path.strip_prefix(mount)).unwrap_or(path).to_owned()
 }
 

@@ -12,16 +12,16 @@ mod job_cgroups;
 mod sampler;
 mod simulation;
 mod sources;
-pub mod statistics;
+pub(crate) mod statistics;
 mod tasks;
 mod teardown;
 #[cfg(test)]
 mod tests;
 
-pub use attachments::AttachError;
-pub use job_cgroups::JobCgroups;
-pub use simulation::{Simulation, SimulationError};
-pub use sources::ReadingSources;
+pub(crate) use attachments::AttachError;
+pub(crate) use job_cgroups::JobCgroups;
+pub(crate) use simulation::{Simulation, SimulationError};
+pub(crate) use sources::ReadingSources;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +50,7 @@ use tasks::{OwnedTask, OwnedTasks};
 use teardown::remove_cgroup;
 
 /// The node's end of the link from the authority.
-pub struct NodeOrders {
+pub(crate) struct NodeOrders {
     orders: mpsc::Receiver<NodeOrder>,
     table: Arc<AttachmentTable>,
 }
@@ -63,7 +63,7 @@ struct LocalLink {
 }
 
 /// Returns both ends of the link between an authority and a node of one process.
-pub fn local_link(simulation: Option<Arc<Simulation>>) -> (Box<dyn NodeLink>, NodeOrders) {
+pub(crate) fn local_link(simulation: Option<Arc<Simulation>>) -> (Box<dyn NodeLink>, NodeOrders) {
     let (sender, orders) = mpsc::channel(ORDERS);
     let table: Arc<AttachmentTable> = Arc::default();
     (Box::new(LocalLink { orders: sender, table: table.clone(), simulation }), NodeOrders { orders, table })
@@ -98,7 +98,7 @@ impl NodeLink for LocalLink {
 }
 
 /// Everything that a node starts with.
-pub struct NodeSpec<'a> {
+pub(crate) struct NodeSpec<'a> {
     /// The configuration.
     pub config: &'a Config,
     /// The sources of readings.
@@ -117,7 +117,7 @@ pub struct NodeSpec<'a> {
 
 /// A handle of the node. Clones are of the same one.
 #[derive(Clone)]
-pub struct Node {
+pub(crate) struct Node {
     attachments: Attachments,
     /// The attachments in progress; `None` once the node has ended.
     attaching: Weak<OwnedTasks>,
@@ -128,7 +128,7 @@ pub struct Node {
 }
 
 /// The threads and tasks of a node. The tasks end when it is dropped.
-pub struct RunningNode {
+pub(crate) struct RunningNode {
     sampler: Sampler,
     /// Carries out the orders of the authority.
     _orders: OwnedTask,
@@ -138,7 +138,7 @@ pub struct RunningNode {
 impl Node {
     /// Starts a node: takes over the leases of the run before, then reads its devices. Returns after the first reading, or
     /// a little later.
-    pub async fn start(spec: NodeSpec<'_>) -> io::Result<(Self, RunningNode)> {
+    pub(crate) async fn start(spec: NodeSpec<'_>) -> io::Result<(Self, RunningNode)> {
         let NodeSpec { config, sources, authority, mut orders, cgroups, statistics, metrics } = spec;
         let simulation = sources.simulation.clone();
         let name: Arc<str> = config.server.node_name.as_str().into();
@@ -181,7 +181,7 @@ impl Node {
 
     /// Attaches a lease to the calling process and puts its job into a control group. Runs to its end even if the caller
     /// hangs up.
-    pub async fn attach(
+    pub(crate) async fn attach(
         &self,
         caller: Caller,
         process: PeerProcess,
@@ -199,27 +199,27 @@ impl Node {
     }
 
     /// Returns the statistics of the devices.
-    pub fn statistics(&self) -> &Statistics {
+    pub(crate) fn statistics(&self) -> &Statistics {
         &self.statistics
     }
 
     /// Returns the simulated devices, if devices are simulated.
-    pub fn simulation(&self) -> Option<&Simulation> {
+    pub(crate) fn simulation(&self) -> Option<&Simulation> {
         self.simulation.as_deref()
     }
 
     /// Describes in a sentence how jobs are confined here.
-    pub fn confinement(&self) -> String {
+    pub(crate) fn confinement(&self) -> String {
         self.cgroups.describe()
     }
 
     /// Returns the name of the node.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the variables that show a job the given devices and no others.
-    pub fn environment(&self, gpu_ids: &[GpuId]) -> BTreeMap<String, Option<String>> {
+    pub(crate) fn environment(&self, gpu_ids: &[GpuId]) -> BTreeMap<String, Option<String>> {
         let current = self.statistics.current();
         let present: Vec<_> = current.round.present().collect();
         let given: Vec<usize> =
@@ -231,7 +231,7 @@ impl Node {
 
 impl RunningNode {
     /// Ends the sampler and the tasks. Blocks until the sampler has ended.
-    pub fn stop(self) {
+    pub(crate) fn stop(self) {
         let Self { sampler, .. } = self;
         sampler.stop();
     }

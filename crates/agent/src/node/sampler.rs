@@ -35,15 +35,15 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// The shortest time between two rounds.
 const SHORTEST_REFRESH: Duration = Duration::from_millis(10);
 /// The time without a reply after which a source is unresponsive.
-pub const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(10);
+pub(super) const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(10);
 
 /// The sources that failed, with their errors.
-pub type SourceFailures = [(SourceKind, SourceError)];
+pub(super) type SourceFailures = [(SourceKind, SourceError)];
 /// Takes samples.
-pub type SampleSink = Box<dyn FnMut(NodeSample, &SourceFailures) + Send>;
+pub(super) type SampleSink = Box<dyn FnMut(NodeSample, &SourceFailures) + Send>;
 
 /// Everything that a sampler needs besides its sources.
-pub struct SamplerSpec {
+pub(super) struct SamplerSpec {
     /// The numbers that devices had before.
     pub ids: GpuIdRegistry,
     /// The time between two readings.
@@ -59,7 +59,7 @@ pub struct SamplerSpec {
 }
 
 /// The sources of a sampler.
-pub struct SamplerSources {
+pub(super) struct SamplerSources {
     /// The sources.
     pub sources: Vec<Box<dyn DeviceSource>>,
     /// The places of this machine at which processes are looked up; `None` if devices and processes are simulated.
@@ -70,7 +70,7 @@ pub struct SamplerSources {
 
 /// A running sampler.
 #[derive(Debug)]
-pub struct Sampler {
+pub(super) struct Sampler {
     wakeups: SyncSender<SamplerWakeup>,
     first_round: Receiver<()>,
     thread: Option<JoinHandle<()>>,
@@ -87,7 +87,7 @@ enum SamplerWakeup {
 
 impl Sampler {
     /// Starts the sampler. The first reading is taken at once.
-    pub fn start(sources: SamplerSources, spec: SamplerSpec) -> io::Result<Self> {
+    pub(super) fn start(sources: SamplerSources, spec: SamplerSpec) -> io::Result<Self> {
         let simulated = sources.places.is_none();
         // Per source at most the wakeups of a reply that was taken already and of the next one, and one to stop.
         let (wakeups, inbox) = sync_channel(2 * sources.sources.len() + 1);
@@ -122,12 +122,12 @@ impl Sampler {
     }
 
     /// Waits until the first round was published, for `at_most`. Returns whether it was.
-    pub fn wait_for_first(&self, at_most: Duration) -> bool {
+    pub(super) fn wait_for_first(&self, at_most: Duration) -> bool {
         self.first_round.recv_timeout(at_most).is_ok()
     }
 
     /// Ends the sampler, and waits until it has ended. A source that hangs is left behind.
-    pub fn stop(mut self) {
+    pub(super) fn stop(mut self) {
         let _ = self.wakeups.send(SamplerWakeup::Stop);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -21,7 +21,7 @@ const LOAD: &str = "lease-";
 
 /// A reason why a fault was not set or cleared.
 #[derive(Debug, thiserror::Error)]
-pub enum SimulationError {
+pub(crate) enum SimulationError {
     /// The device is unknown.
     #[error("gpu_id: {0} is no simulated device; allowed: a number of GET /v1/devices, or none for all of them")]
     NoSuchGpu(GpuId),
@@ -40,7 +40,7 @@ pub enum SimulationError {
 
 /// The simulated devices of an agent.
 #[derive(Debug)]
-pub struct Simulation {
+pub(crate) struct Simulation {
     control: SimulationControl,
     places: BTreeMap<DeviceIdentity, DevicePosition>,
     /// The devices that each lease loads. A lock, because the authority starts and ends leases, and requests inject faults.
@@ -49,7 +49,7 @@ pub struct Simulation {
 
 impl Simulation {
     /// Returns the devices that a text or file describes, on a node of this name, and their source.
-    pub fn new(text_or_path: &str, node: &str) -> Result<(Self, Box<dyn DeviceSource>), SimulationSpecError> {
+    pub(crate) fn new(text_or_path: &str, node: &str) -> Result<(Self, Box<dyn DeviceSource>), SimulationSpecError> {
         let spec = SimulationSpec::load(text_or_path)?.on_node(node);
         let (source, control) = SimulatedSource::new(&spec, monotonic_clock());
         let places = control.devices().into_iter().map(|device| (device.identity, device.place)).collect();
@@ -57,7 +57,7 @@ impl Simulation {
     }
 
     /// Begins the load of a lease that was granted.
-    pub fn lease_started(&self, lease: LeaseId, devices: &[PreparedDevice]) {
+    pub(crate) fn lease_started(&self, lease: LeaseId, devices: &[PreparedDevice]) {
         for PreparedDevice { identity, share, memory } in devices {
             let Some(&place) = self.places.get(identity) else { continue };
             let name = Some(format!("{LOAD}{lease}").into());
@@ -75,7 +75,7 @@ impl Simulation {
     }
 
     /// Ends the load of a lease that has ended.
-    pub fn lease_gone(&self, lease: LeaseId) {
+    pub(crate) fn lease_gone(&self, lease: LeaseId) {
         let places = self.loads.lock().unwrap_or_else(PoisonError::into_inner).remove(&lease);
         for place in places.unwrap_or_default() {
             self.control.clear_load(place, lease.0);
@@ -84,7 +84,7 @@ impl Simulation {
 
     /// Sets a fault or, with `null`, clears faults, as `POST /v1/simulate/faults` does. Returns the number of affected devices
     /// or of cleared faults. `identity_of` returns a device by its number.
-    pub fn fault(
+    pub(crate) fn fault(
         &self,
         body: &FaultBody,
         identity_of: impl Fn(GpuId) -> Option<DeviceIdentity>,
@@ -103,7 +103,7 @@ impl Simulation {
     }
 
     /// Returns the body of `GET /v1/simulate/faults`. `gpu_id_of` returns the number of a device.
-    pub fn faults(&self, gpu_id_of: impl Fn(&DeviceIdentity) -> Option<GpuId>) -> FaultList {
+    pub(crate) fn faults(&self, gpu_id_of: impl Fn(&DeviceIdentity) -> Option<GpuId>) -> FaultList {
         let numbers: BTreeMap<DevicePosition, GpuId> =
             self.places.iter().filter_map(|(identity, place)| Some((*place, gpu_id_of(identity)?))).collect();
         let body_of = |fault: gpupool_devices::simulated::DeviceFault| {
@@ -118,7 +118,7 @@ impl Simulation {
 
     /// Returns the control of the devices, for faults that HTTP cannot set.
     #[cfg(test)]
-    pub const fn control(&self) -> &SimulationControl {
+    pub(crate) const fn control(&self) -> &SimulationControl {
         &self.control
     }
 }

@@ -16,7 +16,7 @@ use super::simulation::Simulation;
 const FIRST_READING: Duration = Duration::from_millis(100);
 
 /// The sources of readings of a node.
-pub struct ReadingSources {
+pub(crate) struct ReadingSources {
     sources: Vec<Box<dyn DeviceSource>>,
     places: Option<SourcePaths>,
     /// The handle of the simulated devices.
@@ -25,7 +25,7 @@ pub struct ReadingSources {
 
 impl ReadingSources {
     /// Opens the sources that the configuration names.
-    pub fn open(config: &Config) -> Result<Self, AgentError> {
+    pub(crate) fn open(config: &Config) -> Result<Self, AgentError> {
         if let Some(text) = &config.monitoring.simulate {
             let (simulation, source) = Simulation::new(text, &config.server.node_name).map_err(AgentError::Simulate)?;
             return Ok(Self { sources: vec![source], places: None, simulation: Some(Arc::new(simulation)) });

@@ -7,11 +7,11 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// A task that ends when it is dropped.
 #[derive(Debug)]
-pub struct OwnedTask(JoinHandle<()>);
+pub(super) struct OwnedTask(JoinHandle<()>);
 
 impl OwnedTask {
     /// Starts a task.
-    pub fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
+    pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(tokio::spawn(task))
     }
 }
@@ -24,11 +24,14 @@ impl Drop for OwnedTask {
 
 /// Tasks that outlive their callers and end when this is dropped.
 #[derive(Debug, Default)]
-pub struct OwnedTasks(Mutex<JoinSet<()>>);
+pub(super) struct OwnedTasks(Mutex<JoinSet<()>>);
 
 impl OwnedTasks {
     /// Starts a task. The receiver gets its result.
-    pub fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> oneshot::Receiver<T> {
+    pub(super) fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> oneshot::Receiver<T> {
         let (reply, result) = oneshot::channel();
         let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}

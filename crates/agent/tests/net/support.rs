@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::routing::{get, post};
-use gpupool_agent::net::{Bind, Ended, Limits, Net, Peer, Shutdown, TcpBind};
+use gpupool_agent::internals::net::{ListenSpec, NetLimits, NetListeners, Peer, ServeOutcome, Shutdown, TcpBind};
 use http::Request;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -25,21 +25,21 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("waited {PATIENCE:?} in vain: {what}"))
 }
 
-/// What handlers tell the test.
+/// A message of a handler to the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum HandlerEvent {
     /// A request for `/wait` is being handled.
     Waiting,
-    /// It was cancelled, or answered.
+    /// The request was cancelled or answered.
     WaitEnded,
 }
 
-/// Served listeners.
-pub struct Served {
+/// ServedListeners listeners.
+pub struct ServedListeners {
     pub addresses: Vec<SocketAddr>,
     pub shutdown: Shutdown,
-    pub events: mpsc::UnboundedReceiver<Event>,
-    task: JoinHandle<Ended>,
+    pub events: mpsc::UnboundedReceiver<HandlerEvent>,
+    task: JoinHandle<ServeOutcome>,
 }
 
 pub fn localhost() -> TcpBind {
@@ -47,21 +47,21 @@ pub fn localhost() -> TcpBind {
 }
 
 /// Listens on loopback under these limits.
-pub async fn serve_limited(limits: Limits) -> Served {
-    serve(Bind { tcp: vec![localhost()], limits, ..Bind::default() }).await
+pub async fn serve_limited(limits: NetLimits) -> ServedListeners {
+    serve(ListenSpec { tcp: vec![localhost()], limits, ..ListenSpec::default() }).await
 }
 
 /// Serves the routes of these tests.
-pub async fn serve(bind: Bind) -> Served {
-    let net = Net::bind(bind).await.unwrap();
+pub async fn serve(bind: ListenSpec) -> ServedListeners {
+    let net = NetListeners::bind(bind).await.unwrap();
     let addresses = net.addresses();
     let shutdown = Shutdown::new();
-    let (tell, events) = mpsc::unbounded_channel();
-    let task = tokio::spawn(net.serve(routes(tell, shutdown.clone()), shutdown.clone()));
-    Served { addresses, shutdown, events, task }
+    let (sender, events) = mpsc::unbounded_channel();
+    let task = tokio::spawn(net.serve(routes(sender, shutdown.clone()), shutdown.clone()));
+    ServedListeners { addresses, shutdown, events, task }
 }
 
-impl Served {
+impl ServedListeners {
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
@@ -70,32 +70,32 @@ impl Served {
         TcpStream::connect(self.address()).await.unwrap()
     }
 
-    pub async fn event(&mut self) -> Event {
+    pub async fn event(&mut self) -> HandlerEvent {
         soon("an event of a handler", self.events.recv()).await.unwrap()
     }
 
     /// Begins shutdown and waits for the end.
-    pub async fn stop(self) -> Ended {
+    pub async fn stop(self) -> ServeOutcome {
         self.shutdown.begin();
         soon("the listeners to end", self.task).await.unwrap()
     }
 }
 
-/// Says when it goes away, however that happens.
-struct Ending(mpsc::UnboundedSender<Event>);
+/// Sends a message when it is dropped.
+struct EndNotifier(mpsc::UnboundedSender<HandlerEvent>);
 
-impl Drop for Ending {
+impl Drop for EndNotifier {
     fn drop(&mut self) {
-        let _ = self.0.send(Event::WaitEnded);
+        let _ = self.0.send(HandlerEvent::WaitEnded);
     }
 }
 
-fn routes(tell: mpsc::UnboundedSender<Event>, shutdown: Shutdown) -> Router {
+fn routes(sender: mpsc::UnboundedSender<HandlerEvent>, shutdown: Shutdown) -> Router {
     let wait = {
-        let tell = tell.clone();
+        let sender = sender.clone();
         move |until: Shutdown| {
-            let _ = tell.send(Event::Waiting);
-            let ending = Ending(tell.clone());
+            let _ = sender.send(HandlerEvent::Waiting);
+            let ending = EndNotifier(sender.clone());
             async move {
                 until.begun().await;
                 drop(ending);
@@ -115,7 +115,7 @@ fn routes(tell: mpsc::UnboundedSender<Event>, shutdown: Shutdown) -> Router {
 }
 
 fn panicking() -> &'static str {
-    panic!("on purpose: the test asked for it")
+    panic!("on purpose: the test requests it")
 }
 
 async fn who(request: Request<Body>) -> String {
@@ -134,23 +134,23 @@ pub async fn exchange(mut stream: TcpStream, bytes: &[u8]) -> String {
     read_to_end(&mut stream).await
 }
 
-/// What arrives until the other side closes; a reset counts as an end.
+/// Returns the bytes that arrive until the other side closes. A reset counts as a close.
 pub async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
-    let mut answer = Vec::new();
-    let _ = soon("the connection to be closed", stream.read_to_end(&mut answer)).await;
-    String::from_utf8(answer).unwrap()
+    let mut response = Vec::new();
+    let _ = soon("the connection to be closed", stream.read_to_end(&mut response)).await;
+    String::from_utf8(response).unwrap()
 }
 
 /// Reads until this text has arrived.
 pub async fn read_until(stream: &mut (impl AsyncRead + Unpin), text: &str) -> String {
-    let mut answer = String::new();
-    while !answer.contains(text) {
+    let mut response = String::new();
+    while !response.contains(text) {
         let mut bytes = [0; 4096];
         let length = soon(text, stream.read(&mut bytes)).await.unwrap();
-        assert!(length > 0, "closed before {text:?} came; there was {answer:?}");
-        answer.push_str(std::str::from_utf8(&bytes[..length]).unwrap());
+        assert!(length > 0, "closed before {text:?} came; there was {response:?}");
+        response.push_str(std::str::from_utf8(&bytes[..length]).unwrap());
     }
-    answer
+    response
 }
 
 pub fn get_request(path: &str) -> String {
@@ -161,7 +161,7 @@ pub fn last_request(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
 }
 
-/// First line of an answer without its protocol.
-pub fn status(answer: &str) -> &str {
-    answer.lines().next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).unwrap_or(answer)
+/// First line of an response without its protocol.
+pub fn status(response: &str) -> &str {
+    response.lines().next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).unwrap_or(response)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::*;
-use gpupool_agent::net::{Bind, Limits, Tls, TlsError};
+use gpupool_agent::internals::net::{ListenSpec, NetLimits, Tls, TlsError};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::AsyncWriteExt;
@@ -44,13 +44,13 @@ impl Files {
     }
 }
 
-async fn serve_https(tls: &Tls, limits: Limits) -> Served {
-    serve(Bind { tcp: vec![localhost()], tls: Some(tls.clone()), limits, ..Bind::default() }).await
+async fn serve_https(tls: &Tls, limits: NetLimits) -> ServedListeners {
+    serve(ListenSpec { tcp: vec![localhost()], tls: Some(tls.clone()), limits, ..ListenSpec::default() }).await
 }
 
 /// Connects, trusting only this certificate.
 async fn connect(
-    served: &Served,
+    served: &ServedListeners,
     trusted: &CertificateDer<'static>,
 ) -> std::io::Result<TlsStream<tokio::net::TcpStream>> {
     let mut roots = RootCertStore::empty();
@@ -66,7 +66,7 @@ async fn connect(
     soon("the handshake", TlsConnector::from(Arc::new(config)).connect(name, served.connect().await)).await
 }
 
-async fn hello(served: &Served, trusted: &CertificateDer<'static>) -> std::io::Result<String> {
+async fn hello(served: &ServedListeners, trusted: &CertificateDer<'static>) -> std::io::Result<String> {
     let mut stream = connect(served, trusted).await?;
     stream.write_all(get_request("/hello").as_bytes()).await?;
     Ok(read_until(&mut stream, "hello").await)
@@ -75,7 +75,7 @@ async fn hello(served: &Served, trusted: &CertificateDer<'static>) -> std::io::R
 #[tokio::test]
 async fn https_is_spoken_with_http_1_and_told_to_the_handler() {
     let (files, certificate) = Files::new();
-    let served = serve_https(&files.load().unwrap(), Limits::default()).await;
+    let served = serve_https(&files.load().unwrap(), NetLimits::default()).await;
     let mut stream = connect(&served, &certificate).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
     let me = rustix::process::getuid().as_raw();
@@ -87,30 +87,30 @@ async fn https_is_spoken_with_http_1_and_told_to_the_handler() {
 #[tokio::test]
 async fn a_client_that_leaves_cancels_its_request_over_https_too() {
     let (files, certificate) = Files::new();
-    let mut served = serve_https(&files.load().unwrap(), Limits::default()).await;
+    let mut served = serve_https(&files.load().unwrap(), NetLimits::default()).await;
     let mut stream = connect(&served, &certificate).await.unwrap();
     stream.write_all(get_request("/wait").as_bytes()).await.unwrap();
-    assert_eq!(served.event().await, Event::Waiting);
+    assert_eq!(served.event().await, HandlerEvent::Waiting);
     drop(stream);
-    assert_eq!(served.event().await, Event::WaitEnded);
+    assert_eq!(served.event().await, HandlerEvent::WaitEnded);
 }
 
 #[tokio::test]
 async fn plain_http_to_an_https_port_is_told_so() {
     let (files, _) = Files::new();
-    let served = serve_https(&files.load().unwrap(), Limits::default()).await;
-    let answer = exchange(served.connect().await, get_request("/hello").as_bytes()).await;
-    assert!(status(&answer).starts_with("400") && answer.contains("this port speaks https"), "{answer}");
+    let served = serve_https(&files.load().unwrap(), NetLimits::default()).await;
+    let response = exchange(served.connect().await, get_request("/hello").as_bytes()).await;
+    assert!(status(&response).starts_with("400") && response.contains("this port speaks https"), "{response}");
     // Neither http nor TLS: closed, and the listener lives on.
-    let answer = exchange(served.connect().await, b"\x16\x03\x01\x00\x05hello").await;
-    assert!(!answer.contains("HTTP"), "{answer}");
+    let response = exchange(served.connect().await, b"\x16\x03\x01\x00\x05hello").await;
+    assert!(!response.contains("HTTP"), "{response}");
     drop(connect(&served, &files.renew()).await.unwrap_err());
 }
 
 #[tokio::test]
 async fn a_client_that_does_not_shake_hands_is_closed() {
     let (files, _) = Files::new();
-    let limits = Limits { header_time: Duration::from_millis(100), ..Limits::default() };
+    let limits = NetLimits { header_time: Duration::from_millis(100), ..NetLimits::default() };
     let served = serve_https(&files.load().unwrap(), limits).await;
     assert_eq!(exchange(served.connect().await, b"").await, "");
 }
@@ -119,7 +119,7 @@ async fn a_client_that_does_not_shake_hands_is_closed() {
 async fn reload_uses_new_files_and_keeps_the_old_ones_when_they_are_bad() {
     let (files, first) = Files::new();
     let tls = files.load().unwrap();
-    let served = serve_https(&tls, Limits::default()).await;
+    let served = serve_https(&tls, NetLimits::default()).await;
     let mut before = connect(&served, &first).await.unwrap();
 
     let second = files.renew();
@@ -148,7 +148,7 @@ fn files_of_no_use_are_named() {
     std::fs::write(files.certificate(), vec![b'x'; 2 << 20]).unwrap();
     assert_names(&files, &files.certificate(), "larger than");
     std::fs::remove_file(files.certificate()).unwrap();
-    assert_names(&files, &files.certificate(), "cannot be read");
+    assert_names(&files, &files.certificate(), "cannot read");
     std::fs::create_dir(files.certificate()).unwrap();
     assert_names(&files, &files.certificate(), "not a regular file");
 }

@@ -1,4 +1,4 @@
-//! Whatever is sent, the agent answers with what is wrong or hangs up, never with 500, and goes on.
+//! The agent answers every bad request with an error or closes the connection, never with 500, and continues.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -7,15 +7,15 @@ use std::time::Duration;
 use gpupool_testkit::{DEADLINE, TestAgent};
 
 use crate::common::agent;
-use crate::common::http::{Answer, Place, request, stays_silent};
+use crate::common::http::{RawEndpoint, RawResponse, request, stays_silent};
 
-/// How often a slow client sends a byte: often enough never to look idle.
-const DRIP: Duration = Duration::from_millis(20);
+/// Time between two bytes of a slow client, too short to look idle.
+const SLOW_BYTE_INTERVAL: Duration = Duration::from_millis(20);
 
-async fn started(extra: &str) -> (TestAgent, tempfile::TempDir) {
+async fn start_agent(config_text: &str) -> (TestAgent, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("gpupool.toml");
-    std::fs::write(&config, extra).unwrap();
+    std::fs::write(&config, config_text).unwrap();
     (agent().argument("--config").argument(&config).argument("--access-log=false").start().await, folder)
 }
 
@@ -25,29 +25,29 @@ fn connect(agent: &TestAgent) -> TcpStream {
     stream
 }
 
-/// Sends bytes; the answer, or `None` where it hung up without a word.
-fn send(agent: &TestAgent, bytes: &[u8]) -> Option<Answer> {
+/// Sends bytes and returns the response; `None` if the agent closed the connection without one.
+fn send_bytes(agent: &TestAgent, bytes: &[u8]) -> Option<RawResponse> {
     let mut stream = connect(agent);
-    // It may have hung up before everything was sent.
+    // The agent may have closed the connection before everything was sent.
     let _ = stream.write_all(bytes);
-    Answer::read(&mut stream).ok()
+    RawResponse::read(&mut stream).ok()
 }
 
-/// It still works, and nothing in it broke.
+/// Checks that the agent still works, and that nothing in it panicked.
 #[track_caller]
-fn assert_well(agent: &TestAgent) {
-    let place = Place::tcp(agent);
-    assert_eq!(place.get("/health").json()["status"], "healthy");
-    let lease = place.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
+fn assert_works(agent: &TestAgent) {
+    let endpoint = RawEndpoint::tcp(agent);
+    assert_eq!(endpoint.get("/health").json()["status"], "healthy");
+    let lease = endpoint.post("/v1/leases", &serde_json::json!({"fraction": 0.1, "queue": false}));
     assert_eq!(lease.status, 201, "{}", lease.text());
-    let over = place.ask("DELETE", &format!("/v1/leases/{}", lease.json()["id"]), &[], None);
+    let over = endpoint.send("DELETE", &format!("/v1/leases/{}", lease.json()["id"]), &[], None);
     assert_eq!(over.status, 200, "{}", over.text());
     assert!(!agent.log().contains("panicked"), "{}", agent.log());
 }
 
 #[tokio::test]
 async fn malformed_requests_are_refused() {
-    let (agent, _folder) = started("").await;
+    let (agent, _folder) = start_agent("").await;
     let cases: [&[u8]; 14] = [
         b"\r\n\r\n\r\n",
         b"GET\r\n\r\n",
@@ -69,17 +69,17 @@ async fn malformed_requests_are_refused() {
         let mut stream = connect(&agent);
         let _ = stream.write_all(case);
         let _ = stream.shutdown(Shutdown::Write);
-        if let Ok(answer) = Answer::read(&mut stream) {
-            assert!(answer.status < 500, "{shown:?} was answered with {}: {}", answer.status, answer.text());
+        if let Ok(response) = RawResponse::read(&mut stream) {
+            assert!(response.status < 500, "{shown:?} was answered with {}: {}", response.status, response.text());
         }
     }
-    assert_well(&agent);
+    assert_works(&agent);
 }
 
 #[tokio::test]
-async fn bodies_of_every_wrong_kind_are_named() {
-    let (agent, _folder) = started("").await;
-    let place = Place::tcp(&agent);
+async fn every_wrong_body_gets_a_problem() {
+    let (agent, _folder) = start_agent("").await;
+    let endpoint = RawEndpoint::tcp(&agent);
     let deep = "[".repeat(100_000);
     let deep_object = r#"{"select":"#.repeat(50_000);
     let cases = [
@@ -112,48 +112,48 @@ async fn bodies_of_every_wrong_kind_are_named() {
     ];
     for (body, status) in cases {
         let shown = &body[..body.len().min(60)];
-        let answer = place.ask("POST", "/v1/leases", &[], Some(body));
-        assert!((400..500).contains(&answer.status), "{shown}: {} {}", answer.status, answer.text());
-        assert!(status == 0 || answer.status == status, "{shown}: {} {}", answer.status, answer.text());
-        assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{shown}");
-        assert!(!answer.code().is_empty(), "{shown}: {}", answer.text());
+        let response = endpoint.send("POST", "/v1/leases", &[], Some(body));
+        assert!((400..500).contains(&response.status), "{shown}: {} {}", response.status, response.text());
+        assert!(status == 0 || response.status == status, "{shown}: {} {}", response.status, response.text());
+        assert_eq!(response.header("content-type"), Some("application/problem+json"), "{shown}");
+        assert!(!response.code().is_empty(), "{shown}: {}", response.text());
     }
     let mut raw = request("POST", "/v1/leases", &[("Content-Length", "6")], None).into_bytes();
     raw.extend_from_slice(b"{\"\xff\xfe\":1");
-    let answer = send(&agent, &raw).unwrap();
-    assert!((400..500).contains(&answer.status), "{}", answer.text());
-    assert_well(&agent);
+    let response = send_bytes(&agent, &raw).unwrap();
+    assert!((400..500).contains(&response.status), "{}", response.text());
+    assert_works(&agent);
 }
 
 #[tokio::test]
-async fn too_much_is_refused() {
-    let (agent, _folder) = started("").await;
-    let place = Place::tcp(&agent);
+async fn requests_that_are_too_large_are_refused() {
+    let (agent, _folder) = start_agent("").await;
+    let endpoint = RawEndpoint::tcp(&agent);
     let large = format!("{{\"worker_id\":\"{}\"}}", "x".repeat(300_000));
-    let answer = place.ask("POST", "/v1/leases", &[], Some(&large));
-    assert_eq!((answer.status, answer.code().as_str()), (413, "too_large"));
-    let said = send(
+    let response = endpoint.send("POST", "/v1/leases", &[], Some(&large));
+    assert_eq!((response.status, response.code().as_str()), (413, "too_large"));
+    let response = send_bytes(
         &agent,
         b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 99999999999\r\n\r\n{",
     );
-    assert!(said.is_none_or(|answer| (400..500).contains(&answer.status)));
-    let header = send(&agent, request("GET", "/health", &[("X-Large", &"x".repeat(100_000))], None).as_bytes());
-    assert!(header.is_none_or(|answer| answer.status == 431));
+    assert!(response.is_none_or(|response| (400..500).contains(&response.status)));
+    let header = send_bytes(&agent, request("GET", "/health", &[("X-Large", &"x".repeat(100_000))], None).as_bytes());
+    assert!(header.is_none_or(|response| response.status == 431));
     let many: Vec<String> = (0..500).map(|number| format!("X-{number}")).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "1")).collect();
-    let headers = send(&agent, request("GET", "/health", &many, None).as_bytes());
-    assert!(headers.is_none_or(|answer| answer.status == 431));
-    let path = send(&agent, request("GET", &format!("/{}", "a/".repeat(50_000)), &[], None).as_bytes());
-    assert!(path.is_none_or(|answer| (400..500).contains(&answer.status)));
-    let key = place.ask("POST", "/v1/leases", &[("Idempotency-Key", &"k".repeat(2_000))], Some("{}"));
+    let headers = send_bytes(&agent, request("GET", "/health", &many, None).as_bytes());
+    assert!(headers.is_none_or(|response| response.status == 431));
+    let path = send_bytes(&agent, request("GET", &format!("/{}", "a/".repeat(50_000)), &[], None).as_bytes());
+    assert!(path.is_none_or(|response| (400..500).contains(&response.status)));
+    let key = endpoint.send("POST", "/v1/leases", &[("Idempotency-Key", &"k".repeat(2_000))], Some("{}"));
     assert_eq!(key.status, 422, "{}", key.text());
-    assert_well(&agent);
+    assert_works(&agent);
 }
 
 #[tokio::test]
-async fn wrong_methods_paths_and_types_are_named() {
-    let (agent, _folder) = started("").await;
-    let place = Place::tcp(&agent);
+async fn wrong_methods_paths_and_parameters_get_problems() {
+    let (agent, _folder) = start_agent("").await;
+    let endpoint = RawEndpoint::tcp(&agent);
     for (method, path, status) in [
         ("PUT", "/v1/leases", 405),
         ("DELETE", "/v1/leases", 405),
@@ -180,28 +180,28 @@ async fn wrong_methods_paths_and_types_are_named() {
         ("GET", "/v1/history?since=-9999-01-01T00:00:00Z&limit=1", 0),
         ("GET", "/v1/history?until=9999-01-01T00:00:00Z", 200),
     ] {
-        let answer = place.ask(method, path, &[], None);
-        assert!(answer.status < 500, "{method} {path}: {} {}", answer.status, answer.text());
-        assert!(status == 0 || answer.status == status, "{method} {path}: {} {}", answer.status, answer.text());
-        if answer.status >= 400 {
-            assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{method} {path}");
+        let response = endpoint.send(method, path, &[], None);
+        assert!(response.status < 500, "{method} {path}: {} {}", response.status, response.text());
+        assert!(status == 0 || response.status == status, "{method} {path}: {} {}", response.status, response.text());
+        if response.status >= 400 {
+            assert_eq!(response.header("content-type"), Some("application/problem+json"), "{method} {path}");
         }
     }
-    let head = place.ask("HEAD", "/gpu/stats", &[], None);
+    let head = endpoint.send("HEAD", "/gpu/stats", &[], None);
     assert_eq!((head.status, head.body.len()), (200, 0));
-    assert_well(&agent);
+    assert_works(&agent);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_are_let_go_and_disturb_nobody() {
-    let (agent, _folder) = started("[limits]\nheader_secs = 0.5\nrequest_secs = 0.5\n").await;
+async fn slow_clients_are_closed_and_disturb_no_others() {
+    let (agent, _folder) = start_agent("[limits]\nheader_secs = 0.5\nrequest_secs = 0.5\n").await;
     let slow = |start: &'static str| {
         let mut stream = connect(&agent);
         std::thread::spawn(move || {
             let _ = stream.write_all(start.as_bytes());
             loop {
-                // Until it is answered or hung up on; every byte makes it look busy.
-                if stream.write_all(b"a").is_err() || !stays_silent(&mut stream, DRIP) {
+                // Until the agent answers or closes the connection.
+                if stream.write_all(b"a").is_err() || !stays_silent(&mut stream, SLOW_BYTE_INTERVAL) {
                     stream.set_read_timeout(Some(DEADLINE)).unwrap();
                     let mut rest = Vec::new();
                     let _ = stream.read_to_end(&mut rest);
@@ -210,21 +210,21 @@ async fn slow_clients_are_let_go_and_disturb_nobody() {
             }
         })
     };
-    let drips: Vec<_> = (0..20)
+    let clients: Vec<_> = (0..20)
         .map(|number| match number % 2 {
             0 => slow("GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "),
             _ => slow("POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{\"owner\":\""),
         })
         .collect();
-    assert_well(&agent);
-    let ended = tokio::task::spawn_blocking(move || drips.into_iter().for_each(|drip| drip.join().unwrap()));
-    gpupool_testkit::within_deadline("slow clients to be let go", ended).await.unwrap();
-    assert_well(&agent);
+    assert_works(&agent);
+    let ended = tokio::task::spawn_blocking(move || clients.into_iter().for_each(|client| client.join().unwrap()));
+    gpupool_testkit::within_deadline("slow clients to be closed", ended).await.unwrap();
+    assert_works(&agent);
 }
 
 #[tokio::test]
-async fn pipelined_requests_are_answered_in_order_and_half_closed_ones_are_gone() {
-    let (agent, _folder) = started("").await;
+async fn pipelined_requests_are_answered_in_order_and_half_closed_clients_are_gone() {
+    let (agent, _folder) = start_agent("").await;
     let mut stream = connect(&agent);
     let mut bytes = "GET /gpu/count HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(200);
     bytes.push_str(&request("GET", "/no/such/route", &[], None));
@@ -233,10 +233,10 @@ async fn pipelined_requests_are_answered_in_order_and_half_closed_ones_are_gone(
     stream.read_to_string(&mut text).unwrap();
     assert_eq!(text.matches("HTTP/1.1 200").count(), 200);
     assert!(text.rfind("HTTP/1.1 404").unwrap() > text.rfind("HTTP/1.1 200").unwrap());
-    // Who closes the sending side while it waits counts as gone, and waits no longer.
-    let place = Place::tcp(&agent);
+    // A client that closes its sending side while it waits counts as gone and leaves the queue.
+    let endpoint = RawEndpoint::tcp(&agent);
     for _ in 0..4 {
-        assert_eq!(place.post("/v1/leases", &serde_json::json!({"queue": false, "ttl_secs": 300})).status, 201);
+        assert_eq!(endpoint.post("/v1/leases", &serde_json::json!({"queue": false, "ttl_secs": 300})).status, 201);
     }
     let mut watch = agent.watch_events().await;
     let mut stream = connect(&agent);
@@ -244,8 +244,8 @@ async fn pipelined_requests_are_answered_in_order_and_half_closed_ones_are_gone(
     let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     watch.wait_for_lease("ended", queued).await;
-    place.ask("DELETE", "/v1/leases/1", &[], None);
-    assert_well(&agent);
+    endpoint.send("DELETE", "/v1/leases/1", &[], None);
+    assert_works(&agent);
 }
 
 #[tokio::test]
@@ -255,10 +255,10 @@ async fn thousands_of_idle_connections_leave_room_for_others() {
     raised.current = files.maximum;
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
     let room = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4_096);
-    let wanted = 2_000.min(room.saturating_sub(512)) as usize;
-    let (agent, _folder) = started("").await;
-    let idle: Vec<TcpStream> = (0..wanted).map(|_| connect(&agent)).collect();
-    assert_well(&agent);
+    let count = 2_000.min(room.saturating_sub(512)) as usize;
+    let (agent, _folder) = start_agent("").await;
+    let idle: Vec<TcpStream> = (0..count).map(|_| connect(&agent)).collect();
+    assert_works(&agent);
     drop(idle);
-    assert_well(&agent);
+    assert_works(&agent);
 }

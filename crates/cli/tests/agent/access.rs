@@ -1,4 +1,5 @@
-//! Who may see, ask, renew, release, revoke, cordon, make tokens and break devices, from where and with what.
+//! The rights of local users, network clients, tokens and browsers: to read, request, renew, release, revoke, cordon, create
+//! tokens and set faults.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -7,22 +8,23 @@ use gpupool_client::{AgentClient, Endpoint, SecretString};
 use gpupool_testkit::{TestAgent, TestAgentBuilder};
 use serde_json::json;
 
-use crate::common::http::{Answer, Place};
-use crate::common::machine::{ALICE, BOB, as_user, is_root, network_address, open_folder};
+use crate::common::http::{RawEndpoint, RawResponse};
+use crate::common::machine::{ALICE, BOB, accessible_directory, as_user, is_root, network_address};
 use crate::common::{agent, eventually, skipped};
 
-/// Which answers somebody gets to everything one can want, in this order.
-const WISHES: [&str; 9] = ["see", "ask", "renew", "release", "revoke", "cordon", "make tokens", "list tokens", "break"];
+/// The operations whose status is checked, in this order.
+const OPERATIONS: [&str; 9] =
+    ["read", "request", "renew", "release", "revoke", "cordon", "create tokens", "list tokens", "set faults"];
 
-/// May do everything but what is an administrator's.
+/// The statuses for a user without administrator rights.
 const USER: [u16; 9] = [200, 201, 200, 200, 403, 403, 403, 403, 403];
 const ADMIN: [u16; 9] = [200, 201, 200, 200, 200, 200, 201, 200, 200];
-/// May look.
+/// The statuses for a client that may only read.
 const READER: [u16; 9] = [200, 401, 401, 401, 401, 401, 401, 403, 401];
 
-/// Wants everything; what it asks for itself is its own, the rest is about a lease of somebody else.
-fn statuses(place: &Place, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
-    let ask = |method: &str, path: &str, body: Option<&str>| place.ask(method, path, headers, body);
+/// Tries every operation: on a lease of its own, and `revoke` on a lease of another owner.
+fn statuses(endpoint: &RawEndpoint, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
+    let ask = |method: &str, path: &str, body: Option<&str>| endpoint.send(method, path, headers, body);
     let mine = ask("POST", "/v1/leases", Some(r#"{"fraction":0.1,"queue":false}"#));
     let (id, token) = match mine.status {
         201 => (mine.json()["id"].clone(), mine.json()["token"].clone()),
@@ -43,37 +45,37 @@ fn statuses(place: &Place, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
 }
 
 #[track_caller]
-fn assert_may(who: &str, place: &Place, headers: &[(&str, &str)], foreign: u64, wanted: &[u16; 9]) {
-    let got = statuses(place, headers, foreign);
+fn assert_rights(caller: &str, endpoint: &RawEndpoint, headers: &[(&str, &str)], foreign: u64, expected: &[u16; 9]) {
+    let got = statuses(endpoint, headers, foreign);
     let table: Vec<_> =
-        WISHES.iter().zip(&got).zip(wanted).map(|((wish, got), wanted)| (*wish, *got, *wanted)).collect();
-    assert_eq!(got, wanted, "{who} (wish, answered, expected): {table:?}");
+        OPERATIONS.iter().zip(&got).zip(expected).map(|((name, got), expected)| (*name, *got, *expected)).collect();
+    assert_eq!(got, expected, "{caller} (operation, status, expected): {table:?}");
 }
 
-/// A lease of the administrator's, for others to try their hands on.
+/// Returns a lease of the administrator.
 fn foreign_lease(agent: &TestAgent) -> u64 {
-    let answer = Place::unix(agent).post("/v1/leases", &json!({"fraction": 0.1, "ttl_secs": 600}));
-    assert_eq!(answer.status, 201, "{}", answer.text());
-    answer.json()["id"].as_u64().unwrap()
+    let response = RawEndpoint::unix(agent).post("/v1/leases", &json!({"fraction": 0.1, "ttl_secs": 600}));
+    assert_eq!(response.status, 201, "{}", response.text());
+    response.json()["id"].as_u64().unwrap()
 }
 
 #[tokio::test]
-async fn local_users_own_what_they_took_and_only_root_rules() {
-    let folder = open_folder();
+async fn local_users_own_their_leases_and_only_root_administers() {
+    let folder = accessible_directory();
     let agent = agent().state_dir(folder.path().join("state")).start().await;
     let foreign = foreign_lease(&agent);
-    let places = [Place::unix(&agent), Place::tcp(&agent)];
-    for place in &places {
-        assert_may("whoever runs the agent", place, &[], foreign, &ADMIN);
-        place.post("/v1/devices/0/uncordon", &json!({}));
+    let places = [RawEndpoint::unix(&agent), RawEndpoint::tcp(&agent)];
+    for endpoint in &places {
+        assert_rights("the user of the agent", endpoint, &[], foreign, &ADMIN);
+        endpoint.post("/v1/devices/0/uncordon", &json!({}));
     }
     if !is_root() {
-        return skipped("other local users", "only root can be somebody else");
+        return skipped("other local users", "only root can run as another user");
     }
-    for place in places {
-        let (asked, uid) = (place.clone(), ALICE);
-        as_user(uid, move || assert_may("alice", &asked, &[], foreign, &USER));
-        let (hers, again) = (place.clone(), place.clone());
+    for endpoint in places {
+        let (caller, uid) = (endpoint.clone(), ALICE);
+        as_user(uid, move || assert_rights("alice", &caller, &[], foreign, &USER));
+        let (hers, again) = (endpoint.clone(), endpoint.clone());
         let lease = as_user(ALICE, move || hers.post("/v1/leases", &json!({"fraction": 0.1})).json());
         assert_eq!(lease["owner"].as_str().map(|owner| owner.contains(&ALICE.to_string())), Some(true), "{lease}");
         let id = lease["id"].clone();
@@ -88,8 +90,8 @@ async fn local_users_own_what_they_took_and_only_root_rules() {
                 ("GET", format!("/v1/leases/{id}/hold?token={}", lease["token"]), None),
                 ("DELETE", format!("/v1/leases/{id}"), None),
             ] {
-                let answer = again.ask(method, &path, &[], body);
-                assert_eq!((answer.status, answer.code().as_str()), (403, "not_allowed"), "{method} {path}");
+                let response = again.send(method, &path, &[], body);
+                assert_eq!((response.status, response.code().as_str()), (403, "not_allowed"), "{method} {path}");
             }
             let account = again.post("/v1/leases", &json!({"fraction": 0.1, "owner": ALICE.to_string()}));
             assert_eq!((account.status, account.code().as_str()), (403, "not_your_account"));
@@ -99,12 +101,12 @@ async fn local_users_own_what_they_took_and_only_root_rules() {
 }
 
 #[tokio::test]
-async fn what_a_browser_or_a_proxy_brings_is_not_taken_for_a_local_user() {
+async fn requests_through_a_browser_or_a_proxy_have_no_local_identity() {
     let agent = agent().start().await;
-    let (place, body) = (Place::tcp(&agent), Some(r#"{"fraction":0.1}"#));
+    let (endpoint, body) = (RawEndpoint::tcp(&agent), Some(r#"{"fraction":0.1}"#));
     let ask = |headers: &[(&str, &str)]| -> (u16, String) {
-        let answer: Answer = place.ask("POST", "/v1/leases", headers, body);
-        (answer.status, answer.code())
+        let response: RawResponse = endpoint.send("POST", "/v1/leases", headers, body);
+        (response.status, response.code())
     };
     assert_eq!(ask(&[("Host", "evil.example")]), (403, "host_not_allowed".into()));
     assert_eq!(ask(&[("Host", "localhost.evil.example")]), (403, "host_not_allowed".into()));
@@ -120,8 +122,8 @@ async fn what_a_browser_or_a_proxy_brings_is_not_taken_for_a_local_user() {
     }
 }
 
-/// An address of this machine that others could reach, or a visible skip.
-fn network(what: &str) -> Option<IpAddr> {
+/// Returns an address of this machine that others could reach, or skips the test visibly.
+fn network_or_skip(what: &str) -> Option<IpAddr> {
     let found = network_address();
     if found.is_none() {
         skipped(what, "this machine has no address but loopback");
@@ -129,12 +131,12 @@ fn network(what: &str) -> Option<IpAddr> {
     found
 }
 
-fn over_network() -> TestAgentBuilder {
+fn network_agent() -> TestAgentBuilder {
     agent().argument("--host=0.0.0.0")
 }
 
-/// Secrets of a user's and an administrator's token.
-async fn secrets(agent: &TestAgent) -> (String, String) {
+/// Creates the tokens of a user and of an administrator, and returns their secrets.
+async fn create_tokens(agent: &TestAgent) -> (String, String) {
     let client = agent.client_unix();
     let mut made = Vec::new();
     for (owner, admin) in [("alice", false), ("boss", true)] {
@@ -146,99 +148,104 @@ async fn secrets(agent: &TestAgent) -> (String, String) {
 }
 
 #[tokio::test]
-async fn the_network_may_look_and_a_token_counts_only_where_nobody_listens_in() {
-    let Some(address) = network("the network without TLS") else { return };
-    let agent = over_network().start().await;
-    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+async fn the_network_may_read_and_a_token_does_not_count_over_plain_http() {
+    let Some(address) = network_or_skip("the network without TLS") else { return };
+    let agent = network_agent().start().await;
+    let endpoint = RawEndpoint::Tcp(SocketAddr::new(address, agent.port()));
     let foreign = foreign_lease(&agent);
-    assert_may("a stranger", &place, &[], foreign, &READER);
-    let (user, admin) = secrets(&agent).await;
+    assert_rights("a network client", &endpoint, &[], foreign, &READER);
+    let (user, admin) = create_tokens(&agent).await;
     for secret in [&user, &admin] {
-        let answer = place.ask("POST", "/v1/leases", &[("Authorization", &format!("Bearer {secret}"))], Some("{}"));
-        assert_eq!((answer.status, answer.code().as_str()), (403, "token_over_plain_http"));
+        let response =
+            endpoint.send("POST", "/v1/leases", &[("Authorization", &format!("Bearer {secret}"))], Some("{}"));
+        assert_eq!((response.status, response.code().as_str()), (403, "token_over_plain_http"));
     }
-    let seen = place.get(&format!("/v1/leases/{foreign}")).json();
+    let seen = endpoint.get(&format!("/v1/leases/{foreign}")).json();
     assert_eq!((&seen["state"], &seen["token"]), (&json!("active"), &json!(null)));
-    // From this machine nobody listens in.
-    let local = Place::tcp(&agent);
-    assert_may("alice's token", &local, &[("Authorization", &format!("Bearer {user}"))], foreign, &USER);
+    // Over loopback a token cannot be intercepted.
+    let local = RawEndpoint::tcp(&agent);
+    assert_rights("alice's token", &local, &[("Authorization", &format!("Bearer {user}"))], foreign, &USER);
     assert_no_secret_is_logged(&agent, &[&user, &admin]).await;
 }
 
-/// Log lines are written a moment after what they tell of, in their order.
+/// Waits for a last log line first, because log lines are written later, in order.
 async fn assert_no_secret_is_logged(agent: &TestAgent, secrets: &[&str]) {
     let last = "/after/all/else";
-    Place::unix(agent).get(last);
+    RawEndpoint::unix(agent).get(last);
     eventually("the last line of the log", async || agent.log().contains(last).then_some(())).await;
     let log = agent.log();
     assert!(!secrets.iter().any(|secret| log.contains(secret)), "a secret is in the log: {log}");
 }
 
 #[tokio::test]
-async fn with_plain_http_allowed_tokens_count_until_they_are_revoked() {
-    let Some(address) = network("tokens over plain HTTP") else { return };
-    let mut agent = over_network().argument("--allow-plain-http").argument("--log-level=trace").start().await;
-    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+async fn with_allow_plain_http_tokens_count_until_they_are_revoked() {
+    let Some(address) = network_or_skip("tokens over plain HTTP") else { return };
+    let mut agent = network_agent().argument("--allow-plain-http").argument("--log-level=trace").start().await;
+    let endpoint = RawEndpoint::Tcp(SocketAddr::new(address, agent.port()));
     let foreign = foreign_lease(&agent);
-    let (user, admin) = secrets(&agent).await;
+    let (user, admin) = create_tokens(&agent).await;
     let [as_user, as_admin] = [&user, &admin].map(|secret| format!("Bearer {secret}"));
-    assert_may("a stranger", &place, &[], foreign, &READER);
-    assert_may("a user's token", &place, &[("Authorization", &as_user)], foreign, &USER);
-    assert_may("an administrator's token", &place, &[("Authorization", &as_admin)], foreign, &ADMIN);
-    place.ask("POST", "/v1/devices/0/uncordon", &[("Authorization", &as_admin)], Some("{}"));
-    let taken = place.ask("POST", "/v1/leases", &[("Authorization", &as_user)], Some(r#"{"ttl_secs":600}"#)).json();
+    assert_rights("a network client", &endpoint, &[], foreign, &READER);
+    assert_rights("a user's token", &endpoint, &[("Authorization", &as_user)], foreign, &USER);
+    assert_rights("an administrator's token", &endpoint, &[("Authorization", &as_admin)], foreign, &ADMIN);
+    endpoint.send("POST", "/v1/devices/0/uncordon", &[("Authorization", &as_admin)], Some("{}"));
+    let taken = endpoint.send("POST", "/v1/leases", &[("Authorization", &as_user)], Some(r#"{"ttl_secs":600}"#)).json();
     assert_eq!(taken["owner"], "alice");
     agent.restart().await;
-    assert_may("a user's token after a restart", &place, &[("Authorization", &as_user)], foreign, &USER);
+    assert_rights("a user's token after a restart", &endpoint, &[("Authorization", &as_user)], foreign, &USER);
     let client = agent.client_unix();
     let tokens = client.tokens().await.unwrap().tokens;
     client.revoke_token(tokens.iter().find(|token| token.owner == "alice").unwrap().id).await.unwrap();
-    let refused = place.ask("POST", "/v1/leases", &[("Authorization", &as_user)], Some("{}"));
+    let refused = endpoint.send("POST", "/v1/leases", &[("Authorization", &as_user)], Some("{}"));
     assert_eq!((refused.status, refused.code().as_str()), (401, "token_unknown"));
-    assert_eq!(place.get(&format!("/v1/leases/{}", taken["id"])).json()["state"], "active", "what it took stays");
+    assert_eq!(
+        endpoint.get(&format!("/v1/leases/{}", taken["id"])).json()["state"],
+        "active",
+        "leases of a revoked token stay"
+    );
     assert_no_secret_is_logged(&agent, &[&user, &admin]).await;
-    let kept = std::fs::read(agent.state_dir().join("pool.db")).unwrap();
+    let database = std::fs::read(agent.state_dir().join("pool.db")).unwrap();
     let log = std::fs::read(agent.state_dir().join("pool.db-wal")).unwrap_or_default();
-    for bytes in [kept, log] {
+    for bytes in [database, log] {
         assert!(!bytes.windows(admin.len()).any(|part| part == admin.as_bytes()), "a secret is in the database");
     }
 }
 
 #[tokio::test]
-async fn an_open_agent_lets_strangers_lease_and_says_so() {
-    let Some(address) = network("an open agent") else { return };
-    let agent = over_network().argument("--open").start().await;
-    let place = Place::Tcp(SocketAddr::new(address, agent.port()));
+async fn an_open_agent_lets_network_clients_lease_and_warns() {
+    let Some(address) = network_or_skip("an open agent") else { return };
+    let agent = network_agent().argument("--open").start().await;
+    let endpoint = RawEndpoint::Tcp(SocketAddr::new(address, agent.port()));
     let foreign = foreign_lease(&agent);
-    assert_may("a stranger", &place, &[], foreign, &USER);
-    let answer = place.ask("DELETE", &format!("/v1/leases/{foreign}"), &[], None);
-    assert_eq!(answer.status, 403, "a stranger gives back what is somebody's");
-    let named = place.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
-    assert_eq!(named["owner"], "anonymous:root", "strangers cannot pass for somebody known");
-    assert_eq!(place.get("/health").json()["open"], true);
+    assert_rights("a network client", &endpoint, &[], foreign, &USER);
+    let response = endpoint.send("DELETE", &format!("/v1/leases/{foreign}"), &[], None);
+    assert_eq!(response.status, 403, "an anonymous client releases the lease of a known owner");
+    let named = endpoint.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
+    assert_eq!(named["owner"], "anonymous:root", "anonymous clients get a prefix before the name they choose");
+    assert_eq!(endpoint.get("/health").json()["open"], true);
     eventually("the warning", async || agent.log().contains("WARN gpupool_agent::serve: --open").then_some(())).await;
-    let browser = place.ask("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));
+    let browser = endpoint.send("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));
     assert_eq!((browser.status, browser.code().as_str()), (403, "origin_not_allowed"));
 }
 
-/// A new certificate for these names, and its key.
-fn certificate(folder: &Path, names: &[String]) {
+/// Writes a new certificate for these names, and its key.
+fn write_certificate(folder: &Path, names: &[String]) {
     let made = rcgen::generate_simple_self_signed(names.to_vec()).unwrap();
     std::fs::write(folder.join("cert.pem"), made.cert.pem()).unwrap();
     std::fs::write(folder.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
 }
 
 #[tokio::test]
-async fn over_tls_tokens_count_and_certificates_are_read_again() {
-    let Some(address) = network("TLS") else { return };
+async fn over_tls_tokens_count_and_certificates_are_reloaded() {
+    let Some(address) = network_or_skip("TLS") else { return };
     let folder = tempfile::tempdir().unwrap();
     let names = [address.to_string(), "localhost".to_owned()];
-    certificate(folder.path(), &names);
+    write_certificate(folder.path(), &names);
     let path = |name: &str| folder.path().join(name);
-    let builder = over_network().argument("--tls-cert").argument(path("cert.pem"));
+    let builder = network_agent().argument("--tls-cert").argument(path("cert.pem"));
     let agent = builder.argument("--tls-key").argument(path("key.pem")).start().await;
     std::fs::copy(path("cert.pem"), path("trusted.pem")).unwrap();
-    let (user, _) = secrets(&agent).await;
+    let (user, _) = create_tokens(&agent).await;
     let client = |secret: &str| -> AgentClient {
         let endpoint: Endpoint = format!("https://{address}:{}", agent.port()).parse().unwrap();
         let builder = AgentClient::builder(endpoint).ca_file(path("trusted.pem"));
@@ -248,21 +255,21 @@ async fn over_tls_tokens_count_and_certificates_are_read_again() {
             builder.token(SecretString::new(secret)).build().unwrap()
         }
     };
-    let lease = client(&user).request(&crate::common::whole()).await.unwrap();
+    let lease = client(&user).request(&crate::common::whole_gpu()).await.unwrap();
     assert_eq!(lease.owner, "alice");
-    let stranger = client("").request(&crate::common::whole()).await.unwrap_err();
-    assert_eq!(stranger.code(), Some("token_needed"));
-    let plain = Place::Tcp(SocketAddr::new(address, agent.port())).get("/health");
+    let refused = client("").request(&crate::common::whole_gpu()).await.unwrap_err();
+    assert_eq!(refused.code(), Some("token_needed"));
+    let plain = RawEndpoint::Tcp(SocketAddr::new(address, agent.port())).get("/health");
     assert!((400..500).contains(&plain.status), "plain HTTP to a TLS port: {}", plain.status);
 
-    certificate(folder.path(), &names);
+    write_certificate(folder.path(), &names);
     agent.send_sighup();
     eventually("the new certificate", async || client("").pool().await.is_err().then_some(())).await;
     std::fs::copy(path("cert.pem"), path("trusted.pem")).unwrap();
     assert!(client("").pool().await.is_ok(), "the new certificate is trusted");
     std::fs::write(path("key.pem"), "nonsense").unwrap();
     agent.send_sighup();
-    eventually("the complaint", async || agent.log().contains("stay as they were").then_some(())).await;
+    eventually("the error in the log", async || agent.log().contains("stay as they were").then_some(())).await;
     assert!(client(&user).pool().await.is_ok(), "a bad certificate changes nothing");
     assert_no_secret_is_logged(&agent, &[&user]).await;
 }

@@ -1,7 +1,7 @@
-//! Many clients want parts of few devices while the agent and clients are killed at random; afterwards the audit trail and
-//! every answer anybody saw must agree.
+//! Many clients compete for few devices while the agent and clients are killed at random. Afterwards the audit trail must
+//! agree with every response that a client received.
 //!
-//! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
+//! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` set the size, the duration and the seed.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,11 +16,11 @@ use tokio::time::Instant;
 use crate::common::child::ClientProcess;
 use crate::common::{agent, eventually, http};
 
-/// One client in so many is a process of its own.
-const PROCESSES: u64 = 12;
+/// One of this many clients is a separate process.
+const CLIENTS_PER_PROCESS: u64 = 12;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_kill_over_promises_loses_or_revives_anything() {
+async fn no_kill_overcommits_a_device_or_loses_or_revives_a_lease() {
     let chaos = ChaosRun::new("agent", 60, 6);
     let ChaosRun { clients, secs, seed, .. } = chaos;
     let mut chance = SeededRng::new(seed);
@@ -35,12 +35,12 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
     let mut running = tokio::task::JoinSet::new();
     for number in 0..clients {
         let mut chance = chance.fork();
-        if number % PROCESSES == 0 {
+        if number % CLIENTS_PER_PROCESS == 0 {
             let (socket, seen) = (agent.socket().to_owned(), seen.clone());
             running.spawn_blocking(move || {
                 while Instant::now() < until {
                     let mut process = ClientProcess::start(&socket);
-                    let Some(lease) = process.holds() else { continue };
+                    let Some(lease) = process.wait_for_lease() else { continue };
                     seen.lock().unwrap().granted.push(lease);
                     std::thread::sleep(Duration::from_millis(chance.below(400)));
                     process.kill();
@@ -49,9 +49,9 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
             continue;
         }
         let client = if chance.percent_chance(50) { agent.client() } else { agent.client_unix() };
-        let at = ([127, 0, 0, 1], agent.port()).into();
-        let one = OneClient { number, at, client, seen: seen.clone(), chance };
-        running.spawn(one.run(until));
+        let address = ([127, 0, 0, 1], agent.port()).into();
+        let chaos_client = ChaosClient { number, address, client, seen: seen.clone(), chance };
+        running.spawn(chaos_client.run(until));
     }
     let kills = kill_at_random(&mut agent, &mut chance, until).await;
     while let Some(ended) = running.join_next().await {
@@ -60,7 +60,7 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
     assert!(kills > 0, "the agent was never killed: GPUPOOL_CHAOS_SECS is too short");
 
     let client = agent.client_unix();
-    eventually("everything to be given back", async || {
+    eventually("all leases to end", async || {
         let live = client.leases(&LeaseQuery::default()).await.ok()?;
         live.leases.is_empty().then_some(())
     })
@@ -72,7 +72,7 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
     let seen = seen.lock().unwrap();
     audit.assert_clean(&seen);
     assert!(audit.records.len() as u64 > clients / 2, "only {} records were made", audit.records.len());
-    assert!(!seen.granted.is_empty() && !seen.released.is_empty(), "nobody was granted anything");
+    assert!(!seen.granted.is_empty() && !seen.released.is_empty(), "no lease was granted or released");
     assert!(!agent.log().contains("panicked"), "{}", agent.log());
     eprintln!("{kills} kills, {} grants seen, {} records, seed {seed}", seen.granted.len(), audit.records.len());
 }
@@ -80,8 +80,8 @@ async fn no_kill_over_promises_loses_or_revives_anything() {
 async fn kill_at_random(agent: &mut TestAgent, chance: &mut SeededRng, until: Instant) -> u32 {
     let mut kills = 0;
     loop {
-        // Each start of the agent gives every lease its ttl anew: without longer pauses those that nobody uses would stay,
-        // and nobody else would be served.
+        // Each start of the agent gives every lease a full ttl: without longer pauses unused leases would stay, and no other
+        // client would be served.
         let pause = Duration::from_millis(if chance.percent_chance(20) { 4_000 } else { 300 + chance.below(1_200) });
         if Instant::now() + pause > until {
             return kills;
@@ -92,43 +92,43 @@ async fn kill_at_random(agent: &mut TestAgent, chance: &mut SeededRng, until: In
     }
 }
 
-/// A client that asks for one thing after the other and does everything one can do with a lease.
-struct OneClient {
+/// A client that sends one request after the other and tries every operation on its leases.
+struct ChaosClient {
     number: u64,
-    at: std::net::SocketAddr,
+    address: std::net::SocketAddr,
     client: AgentClient,
     seen: Arc<Mutex<ClientObservations>>,
     chance: SeededRng,
 }
 
-impl OneClient {
+impl ChaosClient {
     async fn run(mut self, until: Instant) {
         let mut turn = 0_u64;
         while Instant::now() < until {
             turn += 1;
             let key = format!("client-{}-turn-{turn}", self.number);
-            let body = self.body();
+            let body = self.random_body();
             if self.chance.percent_chance(15) {
-                self.ask_and_hang_up(&body, &key).await;
+                self.request_and_hang_up(&body, &key).await;
             }
-            let Some(lease) = self.ask(&body, &key, until).await else { continue };
+            let Some(lease) = self.request(&body, &key, until).await else { continue };
             if self.chance.percent_chance(20) {
-                // Asked again, for whatever reason: it must be the same lease.
-                self.ask(&body, &key, until).await;
+                // A retry must return the same lease.
+                self.request(&body, &key, until).await;
             }
             match (lease.state, lease.token) {
-                (LeaseState::Active, Some(token)) => self.use_up(lease.id, token).await,
+                (LeaseState::Active, Some(token)) => self.use_lease(lease.id, token).await,
                 (LeaseState::Queued, _) if self.chance.percent_chance(50) => self.wait_and_use(lease.id).await,
                 (LeaseState::Queued | LeaseState::Offered, _) if self.chance.percent_chance(70) => {
                     self.release(lease.id).await
                 }
-                // Nobody asks for it any more.
+                // The client abandons the request.
                 _ => {}
             }
         }
     }
 
-    fn body(&mut self) -> RequestBody {
+    fn random_body(&mut self) -> RequestBody {
         let chance = &mut self.chance;
         let mut body = RequestBody {
             owner: Some(format!("user-{}", self.number % 7).into()),
@@ -137,7 +137,7 @@ impl OneClient {
             priority: Some(*chance.pick(&[-1, 0, 0, 0, 1])),
             queue: Some(chance.percent_chance(70)),
             wait_secs: Some(*chance.pick(&[0.0, 0.2, 0.5, 1.0])),
-            // Each start of the agent gives who waits its patience anew.
+            // Each start of the agent gives every waiter its full wait limit.
             wait_limit_secs: Some(*chance.pick(&[0.5, 1.0, 3.0])),
             hedged: chance.percent_chance(4),
             ..RequestBody::default()
@@ -162,22 +162,22 @@ impl OneClient {
         body
     }
 
-    /// Sends the request and does not wait for the answer: it may or may not have arrived.
-    async fn ask_and_hang_up(&mut self, body: &RequestBody, key: &str) {
-        let Ok(mut stream) = tokio::net::TcpStream::connect(self.at).await else { return };
+    /// Sends the request and closes the connection, so that the agent may or may not receive it.
+    async fn request_and_hang_up(&mut self, body: &RequestBody, key: &str) {
+        let Ok(mut stream) = tokio::net::TcpStream::connect(self.address).await else { return };
         let body = serde_json::to_string(body).unwrap();
         let text = http::request("POST", "/v1/leases", &[("Idempotency-Key", key)], Some(&body));
         let _ = stream.write_all(text.as_bytes()).await;
     }
 
-    /// Asks until there is an answer, under the same key.
-    async fn ask(&mut self, body: &RequestBody, key: &str, until: Instant) -> Option<LeaseBody> {
+    /// Sends the request with the same key until there is a response.
+    async fn request(&mut self, body: &RequestBody, key: &str, until: Instant) -> Option<LeaseBody> {
         let named = IdempotencyKey::new(key).unwrap();
         loop {
             match self.client.request_as(body, &named).await {
                 Ok(lease) => {
                     let mut seen = self.seen.lock().unwrap();
-                    // Keys are an owner's own.
+                    // Each owner has its own keys.
                     seen.keyed.push((format!("{}/{key}", lease.owner), lease.id));
                     let is_granted = lease.state == LeaseState::Active;
                     seen.granted.extend(lease.token.filter(|_| is_granted).map(|token| (lease.id, token)));
@@ -203,11 +203,11 @@ impl OneClient {
         let Ok(followed) = self.client.follow(lease, Duration::from_secs(2)).await else { return };
         if let (LeaseState::Active, Some(token)) = (followed.state, followed.token) {
             self.seen.lock().unwrap().granted.push((lease, token));
-            self.use_up(lease, token).await;
+            self.use_lease(lease, token).await;
         }
     }
 
-    async fn use_up(&mut self, lease: u64, token: u64) {
+    async fn use_lease(&mut self, lease: u64, token: u64) {
         let pause = Duration::from_millis(self.chance.below(300));
         match self.chance.below(10) {
             0..=3 => {
@@ -228,19 +228,19 @@ impl OneClient {
                 let _ = self.client.revoke(lease, *self.chance.pick(&[0.0, 0.3])).await;
             }
             8 => {
-                // A token that is not its own must not touch it.
+                // A wrong token must not renew the lease.
                 let stale = self.client.renew(lease, token + 1).await;
-                assert!(stale.is_err(), "lease {lease} was renewed with a token that is not its own");
+                assert!(stale.is_err(), "lease {lease} was renewed with a wrong token");
                 self.release(lease).await;
             }
-            // Left alone: it ends with its ttl.
+            // The lease ends with its ttl.
             _ => {}
         }
     }
 
     async fn release(&mut self, lease: u64) {
-        if let Ok(Some(over)) = self.client.release(lease).await {
-            assert!(over.state.is_ended(), "a release was answered with {over:?}");
+        if let Ok(Some(released)) = self.client.release(lease).await {
+            assert!(released.state.is_ended(), "a release returned {released:?}");
             self.seen.lock().unwrap().released.push(lease);
         }
     }

@@ -1,4 +1,4 @@
-//! The client against the real agent: every call is understood by both sides, and a lease lasts as long as it is wanted.
+//! The client with the real agent: both sides understand every call, and a guard keeps its lease until it is released.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ async fn agent(devices: &str) -> TestAgent {
     TestAgent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate(devices).start().await
 }
 
-async fn granted(client: &AgentClient, body: RequestBody) -> LeaseGuard {
+async fn acquire(client: &AgentClient, body: RequestBody) -> LeaseGuard {
     within_deadline("a grant", client.wait_until_granted(body, WaitOptions::default(), |_| {})).await.unwrap()
 }
 
-fn whole() -> RequestBody {
+fn whole_gpu() -> RequestBody {
     RequestBody { ttl_secs: Some(3.0), ..RequestBody::default() }
 }
 
 #[tokio::test]
-async fn client_and_agent_understand_each_other_in_every_call() {
+async fn client_and_agent_agree_on_every_call() {
     let agent = agent("2xH100").await;
     for client in [agent.client(), agent.client_unix()] {
         let pool = client.pool().await.unwrap();
@@ -51,7 +51,7 @@ async fn client_and_agent_understand_each_other_in_every_call() {
         let made = client.create_token(&NewToken { owner: "carol".into(), admin: false }).await.unwrap();
         let carols =
             AgentClient::builder(client.endpoint().clone()).token(SecretString::new(&made.secret)).build().unwrap();
-        let lease = carols.request(&RequestBody { fraction: Some(0.5), ..whole() }).await.unwrap();
+        let lease = carols.request(&RequestBody { fraction: Some(0.5), ..whole_gpu() }).await.unwrap();
         assert_eq!((lease.owner.as_str(), lease.state), ("carol", LeaseState::Active));
         assert_eq!(carols.follow(lease.id, Duration::ZERO).await.unwrap().id, lease.id);
         let of_carol = LeaseQuery { owner: Some("carol".into()), ..LeaseQuery::default() };
@@ -60,7 +60,7 @@ async fn client_and_agent_understand_each_other_in_every_call() {
         assert_eq!(carols.renew(lease.id, lease.token.unwrap()).await.unwrap_err().code(), Some("ended"));
         client.revoke_token(made.id).await.unwrap();
         assert!(client.tokens().await.unwrap().tokens.iter().any(|token| token.id == made.id));
-        assert_eq!(carols.request(&whole()).await.unwrap_err().code(), Some("token_unknown"));
+        assert_eq!(carols.request(&whole_gpu()).await.unwrap_err().code(), Some("token_unknown"));
 
         let history = client.history(&HistoryQuery { owner: Some("carol".into()), ..HistoryQuery::default() }).await;
         assert!(history.unwrap().records.iter().any(|record| record.lease == lease.id && record.event == "ended"));
@@ -72,10 +72,10 @@ async fn client_and_agent_understand_each_other_in_every_call() {
 }
 
 #[tokio::test]
-async fn a_guard_outlives_the_agents_death_and_the_audit_is_clean() {
+async fn a_guard_survives_a_kill_of_the_agent_and_the_audit_is_clean() {
     let mut agent = agent("1xH100").await;
     let client = agent.client();
-    let guard = granted(&client, whole()).await;
+    let guard = acquire(&client, whole_gpu()).await;
     let lease = guard.lease();
     agent.kill9().await;
     agent.restart().await;
@@ -93,29 +93,29 @@ async fn a_guard_outlives_the_agents_death_and_the_audit_is_clean() {
 }
 
 #[tokio::test]
-async fn a_guard_tells_that_an_administrator_took_its_lease() {
+async fn a_guard_reports_that_an_administrator_revoked_its_lease() {
     let agent = agent("1xH100").await;
-    let guard = granted(&agent.client(), whole()).await;
+    let guard = acquire(&agent.client(), whole_gpu()).await;
     agent.client_unix().revoke(guard.lease().id, 0.0).await.unwrap();
     let lost = within_deadline("the loss", guard.wait_until_lost()).await;
     assert!(matches!(&lost, LeaseLost::Ended { cause: Some(cause), .. } if cause == "revoked"), "{lost:?}");
 }
 
 #[tokio::test]
-async fn a_waiter_gets_its_turn_and_one_that_gives_up_leaves_the_queue() {
+async fn a_waiter_gets_its_turn_and_leaves_the_queue_when_it_gives_up() {
     let agent = agent("1xH100").await;
     let client = agent.client_unix();
     let mut watch = agent.watch_events().await;
-    let first = granted(&client, whole()).await;
+    let first = acquire(&client, whole_gpu()).await;
 
-    let gives_up = client.wait_until_granted(whole(), WaitOptions::default(), |_| {});
+    let gives_up = client.wait_until_granted(whole_gpu(), WaitOptions::default(), |_| {});
     let queued = tokio::select! {
         _ = gives_up => panic!("the only GPU is taken"),
         event = watch.wait_for("a waiter", |event| event.kind == "queued") => event.lease.unwrap(),
     };
     watch.wait_for_lease("ended", queued).await;
 
-    let (next, released) = tokio::join!(granted(&client, whole()), async {
+    let (next, released) = tokio::join!(acquire(&client, whole_gpu()), async {
         watch.wait_for("a waiter", |event| event.kind == "queued").await;
         first.release().await
     });
@@ -129,7 +129,7 @@ async fn a_lease_held_by_a_connection_ends_with_it() {
     let agent = agent("1xH100").await;
     let client = agent.client();
     let mut watch = agent.watch_events().await;
-    let lease = granted(&client, whole()).await.detach();
+    let lease = acquire(&client, whole_gpu()).await.detach();
     let token = lease.token.unwrap();
     let mut hold = client.hold_lease(lease.id, token).await.unwrap();
     assert_eq!(hold.lease().expires_at, None);
@@ -137,16 +137,16 @@ async fn a_lease_held_by_a_connection_ends_with_it() {
     client.revoke(lease.id, 0.0).await.unwrap();
     assert!(matches!(within_deadline("the end", hold.wait_until_ended()).await, LeaseHoldEnd::Ended(_)));
 
-    let lease = granted(&client, whole()).await.detach();
+    let lease = acquire(&client, whole_gpu()).await.detach();
     drop(client.hold_lease(lease.id, lease.token.unwrap()).await.unwrap());
     watch.wait_for_lease("ended", lease.id).await;
 }
 
 #[tokio::test]
-async fn events_go_on_over_a_restart_with_a_reset() {
+async fn events_continue_after_a_restart_with_a_reset() {
     let mut agent = agent("1xH100").await;
     let mut watch = agent.watch_events().await;
-    let guard = granted(&agent.client(), whole()).await;
+    let guard = acquire(&agent.client(), whole_gpu()).await;
     watch.wait_for_lease("granted", guard.lease().id).await;
     agent.restart().await;
     watch.wait_for("a reset", |event| event.kind == "reset").await;
@@ -156,12 +156,12 @@ async fn events_go_on_over_a_restart_with_a_reset() {
 }
 
 #[tokio::test]
-async fn an_agent_that_stood_still_goes_on() {
+async fn an_agent_that_was_stopped_continues() {
     let agent = agent("1xH100").await;
     let client = AgentClient::builder(agent.address().parse().unwrap()).response_timeout(Duration::from_millis(300));
     let client = client.build().unwrap();
     agent.pause();
     assert!(within_deadline("an error", client.pool()).await.unwrap_err().is_transient());
     agent.resume();
-    within_deadline("an answer", agent.client().pool()).await.unwrap();
+    within_deadline("an response", agent.client().pool()).await.unwrap();
 }

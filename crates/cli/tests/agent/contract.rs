@@ -1,17 +1,17 @@
-//! The statistics routes, in the field names and types that clients of the published server know, and the variables by
-//! which that server was set up.
+//! The statistics routes, with the field names and types of the published server, and the environment variables that
+//! configure it.
 
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::common::http::{Answer, Place};
+use crate::common::http::{RawEndpoint, RawResponse};
 use crate::common::{agent, eventually};
 use gpupool_testkit::{TestAgent, TestAgentBuilder};
 
-/// What a field must be; it must be there in any case.
+/// The type of a field, which must be present.
 #[derive(Debug, Clone, Copy)]
-enum Is {
+enum FieldType {
     Whole,
     Number,
     Text,
@@ -24,78 +24,89 @@ enum Is {
     ListOrNull,
 }
 
-fn is(kind: Is, value: &Value) -> bool {
+fn has_type(kind: FieldType, value: &Value) -> bool {
     match kind {
-        Is::Whole => value.is_u64(),
-        Is::Number => value.is_number(),
-        Is::Text => value.is_string(),
-        Is::Flag => value.is_boolean(),
-        Is::List => value.is_array(),
-        Is::Map => value.is_object(),
-        Is::WholeOrNull => value.is_null() || value.is_i64(),
-        Is::NumberOrNull => value.is_null() || value.is_number(),
-        Is::TextOrNull => value.is_null() || value.is_string(),
-        Is::ListOrNull => value.is_null() || value.is_array(),
+        FieldType::Whole => value.is_u64(),
+        FieldType::Number => value.is_number(),
+        FieldType::Text => value.is_string(),
+        FieldType::Flag => value.is_boolean(),
+        FieldType::List => value.is_array(),
+        FieldType::Map => value.is_object(),
+        FieldType::WholeOrNull => value.is_null() || value.is_i64(),
+        FieldType::NumberOrNull => value.is_null() || value.is_number(),
+        FieldType::TextOrNull => value.is_null() || value.is_string(),
+        FieldType::ListOrNull => value.is_null() || value.is_array(),
     }
 }
 
 #[track_caller]
-fn has(body: &Value, fields: &[(&str, Is)]) {
+fn assert_fields(body: &Value, fields: &[(&str, FieldType)]) {
     for (path, kind) in fields {
         let value = body.pointer(path).unwrap_or_else(|| panic!("{path} is missing in {body:#}"));
-        assert!(is(*kind, value), "{path} must be {kind:?} and is {value}");
+        assert!(has_type(*kind, value), "{path} must be {kind:?} and is {value}");
     }
 }
 
-const GPU: [(&str, Is); 10] = [
-    ("/gpu_id", Is::Whole),
-    ("/name", Is::Text),
-    ("/memory/total_mb", Is::Whole),
-    ("/memory/used_mb", Is::Whole),
-    ("/memory/free_mb", Is::Whole),
-    ("/memory/usage_percent", Is::Number),
-    ("/utilization_percent", Is::Whole),
-    ("/temperature_c", Is::WholeOrNull),
-    ("/power/draw_w", Is::NumberOrNull),
-    ("/power/limit_w", Is::NumberOrNull),
+const GPU: [(&str, FieldType); 10] = [
+    ("/gpu_id", FieldType::Whole),
+    ("/name", FieldType::Text),
+    ("/memory/total_mb", FieldType::Whole),
+    ("/memory/used_mb", FieldType::Whole),
+    ("/memory/free_mb", FieldType::Whole),
+    ("/memory/usage_percent", FieldType::Number),
+    ("/utilization_percent", FieldType::Whole),
+    ("/temperature_c", FieldType::WholeOrNull),
+    ("/power/draw_w", FieldType::NumberOrNull),
+    ("/power/limit_w", FieldType::NumberOrNull),
 ];
 
-const SUMMARY: [(&str, Is); 7] = [
-    ("/gpu_count", Is::Whole),
-    ("/total_memory_mb", Is::Whole),
-    ("/total_used_memory_mb", Is::Whole),
-    ("/total_memory_usage_percent", Is::Number),
-    ("/average_utilization_percent", Is::Number),
-    ("/gpus_summary", Is::List),
-    ("/timestamp", Is::Text),
+const SUMMARY: [(&str, FieldType); 7] = [
+    ("/gpu_count", FieldType::Whole),
+    ("/total_memory_mb", FieldType::Whole),
+    ("/total_used_memory_mb", FieldType::Whole),
+    ("/total_memory_usage_percent", FieldType::Number),
+    ("/average_utilization_percent", FieldType::Number),
+    ("/gpus_summary", FieldType::List),
+    ("/timestamp", FieldType::Text),
 ];
 
-/// Every statistics route, and how many GPUs it tells of.
-fn check_statistics(place: &Place, prefix: &str) -> usize {
+/// Checks every statistics route, and returns the number of GPUs.
+fn check_statistics(endpoint: &RawEndpoint, prefix: &str) -> usize {
     let get = |route: &str| {
-        let answer = place.get(&format!("{prefix}{route}"));
-        assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")), "{route}");
-        answer.json()
+        let response = endpoint.get(&format!("{prefix}{route}"));
+        assert_eq!((response.status, response.header("content-type")), (200, Some("application/json")), "{route}");
+        response.json()
     };
     let stats = get("/gpu/stats");
-    has(&stats, &[("/gpu_count", Is::Whole), ("/gpus", Is::List), ("/timestamp", Is::Text)]);
+    assert_fields(
+        &stats,
+        &[("/gpu_count", FieldType::Whole), ("/gpus", FieldType::List), ("/timestamp", FieldType::Text)],
+    );
     let gpus = stats["gpus"].as_array().unwrap();
     for gpu in gpus {
-        has(gpu, &GPU);
+        assert_fields(gpu, &GPU);
         let percent = gpu["memory"]["usage_percent"].as_f64().unwrap();
         assert!((0.0..=100.0).contains(&percent) && (percent * 100.0 - (percent * 100.0).round()).abs() < 1e-6);
     }
-    has(&get("/gpu/count"), &[("/gpu_count", Is::Whole), ("/timestamp", Is::Text)]);
+    assert_fields(&get("/gpu/count"), &[("/gpu_count", FieldType::Whole), ("/timestamp", FieldType::Text)]);
     let summary = get("/gpu/summary");
-    has(&summary, &SUMMARY);
+    assert_fields(&summary, &SUMMARY);
     for gpu in summary["gpus_summary"].as_array().unwrap() {
-        has(gpu, &[("/gpu_id", Is::Whole), ("/name", Is::Text)]);
-        has(gpu, &[("/memory_usage_percent", Is::Number), ("/utilization_percent", Is::Whole)]);
+        assert_fields(gpu, &[("/gpu_id", FieldType::Whole), ("/name", FieldType::Text)]);
+        assert_fields(gpu, &[("/memory_usage_percent", FieldType::Number), ("/utilization_percent", FieldType::Whole)]);
     }
-    has(&get("/health"), &[("/status", Is::Text), ("/nvidia_smi_available", Is::Flag), ("/timestamp", Is::Text)]);
+    assert_fields(
+        &get("/health"),
+        &[("/status", FieldType::Text), ("/nvidia_smi_available", FieldType::Flag), ("/timestamp", FieldType::Text)],
+    );
+    let pool_age = get("/health")["pool_age_secs"].as_f64();
+    assert!(pool_age.is_some_and(|age| (0.0..60.0).contains(&age)), "{pool_age:?}");
     check_config(&get("/config"));
-    let root = place.ask("GET", &format!("{prefix}/"), &[("Accept", "application/json")], None);
-    has(&root.json(), &[("/message", Is::Text), ("/version", Is::Text), ("/endpoints", Is::Map)]);
+    let root = endpoint.send("GET", &format!("{prefix}/"), &[("Accept", "application/json")], None);
+    assert_fields(
+        &root.json(),
+        &[("/message", FieldType::Text), ("/version", FieldType::Text), ("/endpoints", FieldType::Map)],
+    );
     let offset = stats["timestamp"].as_str().unwrap();
     assert!(offset.ends_with('Z') || offset.contains('+'), "{offset} has no offset");
     for count in [&stats["gpu_count"], &summary["gpu_count"], &json!(summary["gpus_summary"].as_array().unwrap().len())]
@@ -106,64 +117,96 @@ fn check_statistics(place: &Place, prefix: &str) -> usize {
 }
 
 fn check_config(config: &Value) {
-    has(config, &[("/server/host", Is::Text), ("/server/port", Is::Whole), ("/server/reload", Is::Flag)]);
-    has(config, &[("/server/log_level", Is::Text), ("/server/access_log", Is::Flag), ("/server/workers", Is::Whole)]);
-    has(config, &[("/api/title", Is::Text), ("/api/version", Is::Text), ("/api/docs_url", Is::TextOrNull)]);
-    has(config, &[("/api/redoc_url", Is::TextOrNull), ("/api/enable_cors", Is::Flag), ("/api/api_prefix", Is::Text)]);
-    has(config, &[("/monitoring/refresh_interval", Is::Number), ("/monitoring/max_history", Is::Whole)]);
-    has(
+    assert_fields(
         config,
-        &[("/gpu_filtering/cuda_visible_devices", Is::TextOrNull), ("/gpu_filtering/filtering_active", Is::Flag)],
+        &[("/server/host", FieldType::Text), ("/server/port", FieldType::Whole), ("/server/reload", FieldType::Flag)],
     );
-    has(config, &[("/gpu_filtering/visible_gpu_ids", Is::ListOrNull), ("/gpu_filtering/total_system_gpus", Is::Whole)]);
-    has(config, &[("/gpu_filtering/visible_gpu_count", Is::Whole)]);
+    assert_fields(
+        config,
+        &[
+            ("/server/log_level", FieldType::Text),
+            ("/server/access_log", FieldType::Flag),
+            ("/server/workers", FieldType::Whole),
+        ],
+    );
+    assert_fields(
+        config,
+        &[("/api/title", FieldType::Text), ("/api/version", FieldType::Text), ("/api/docs_url", FieldType::TextOrNull)],
+    );
+    assert_fields(
+        config,
+        &[
+            ("/api/redoc_url", FieldType::TextOrNull),
+            ("/api/enable_cors", FieldType::Flag),
+            ("/api/api_prefix", FieldType::Text),
+        ],
+    );
+    assert_fields(
+        config,
+        &[("/monitoring/refresh_interval", FieldType::Number), ("/monitoring/max_history", FieldType::Whole)],
+    );
+    assert_fields(
+        config,
+        &[
+            ("/gpu_filtering/cuda_visible_devices", FieldType::TextOrNull),
+            ("/gpu_filtering/filtering_active", FieldType::Flag),
+        ],
+    );
+    assert_fields(
+        config,
+        &[
+            ("/gpu_filtering/visible_gpu_ids", FieldType::ListOrNull),
+            ("/gpu_filtering/total_system_gpus", FieldType::Whole),
+        ],
+    );
+    assert_fields(config, &[("/gpu_filtering/visible_gpu_count", FieldType::Whole)]);
 }
 
 #[tokio::test]
-async fn every_statistics_route_has_the_fields_that_clients_know() {
+async fn every_statistics_route_has_the_published_fields() {
     let agent = agent().simulate("2xH100,2xMI300X").start().await;
-    assert_eq!(check_statistics(&Place::tcp(&agent), ""), 4);
-    assert_eq!(check_statistics(&Place::unix(&agent), ""), 4);
+    assert_eq!(check_statistics(&RawEndpoint::tcp(&agent), ""), 4);
+    assert_eq!(check_statistics(&RawEndpoint::unix(&agent), ""), 4);
 }
 
 #[tokio::test]
-async fn no_gpu_at_all_is_a_complete_answer() {
+async fn a_machine_without_gpus_gets_complete_responses() {
     let nowhere = tempfile::tempdir().unwrap();
     let names = ["SYS", "PROC", "DEV", "ETC", "NVML", "NVIDIA_SMI", "AMD_SMI", "ROCM_SMI"];
     let to_nowhere = |builder: TestAgentBuilder, name: &str| {
         builder.variable(format!("GPUPOOL_{name}"), nowhere.path().join(name).display().to_string())
     };
     let agent = names.into_iter().fold(agent().real_devices(), to_nowhere).start().await;
-    let place = Place::tcp(&agent);
-    assert_eq!(check_statistics(&place, ""), 0);
-    let health = place.get("/health").json();
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(check_statistics(&endpoint, ""), 0);
+    let health = endpoint.get("/health").json();
     assert_eq!((&health["status"], &health["nvidia_smi_available"]), (&json!("healthy"), &json!(false)));
-    assert_eq!(place.get("/gpu/summary").json()["total_memory_usage_percent"], json!(0.0));
-    let asked = place.post("/v1/leases", &json!({}));
-    assert_eq!((asked.status, asked.code().as_str()), (422, "unsatisfiable"), "{}", asked.text());
+    assert_eq!(endpoint.get("/gpu/summary").json()["total_memory_usage_percent"], json!(0.0));
+    let response = endpoint.post("/v1/leases", &json!({}));
+    assert_eq!((response.status, response.code().as_str()), (422, "unsatisfiable"), "{}", response.text());
 }
 
 #[tokio::test]
-async fn the_variable_of_visible_devices_filters_and_keeps_the_numbers() {
+async fn cuda_visible_devices_filters_gpus_and_keeps_their_numbers() {
     let agent = agent().variable("CUDA_VISIBLE_DEVICES", "3, 1 9 x").start().await;
-    let place = Place::tcp(&agent);
-    assert_eq!(check_statistics(&place, ""), 2);
-    let stats = place.get("/gpu/stats").json();
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(check_statistics(&endpoint, ""), 2);
+    let stats = endpoint.get("/gpu/stats").json();
     let mut ids: Vec<u64> =
         stats["gpus"].as_array().unwrap().iter().map(|gpu| gpu["gpu_id"].as_u64().unwrap()).collect();
     ids.sort_unstable();
     assert_eq!(ids, [1, 3]);
-    let filtering = &place.get("/config").json()["gpu_filtering"];
+    let filtering = &endpoint.get("/config").json()["gpu_filtering"];
     assert_eq!((&filtering["filtering_active"], &filtering["total_system_gpus"]), (&json!(true), &json!(4)));
     let left_out = r#"WARN gpupool_agent::node::sampler: CUDA_VISIBLE_DEVICES: "9""#;
     eventually("the warning", async || agent.log().contains(left_out).then_some(())).await;
 
     let none = crate::common::agent().variable("CUDA_VISIBLE_DEVICES", "").start().await;
-    assert_eq!(check_statistics(&Place::tcp(&none), ""), 0);
+    assert_eq!(check_statistics(&RawEndpoint::tcp(&none), ""), 0);
 }
 
 #[tokio::test]
-async fn a_prefix_goes_before_every_route_and_documentation_moves() {
+async fn api_prefix_and_docs_url_move_the_routes() {
     let agent = agent()
         .variable("API_PREFIX", "/api/v2")
         .variable("DOCS_URL", "/help")
@@ -173,20 +216,20 @@ async fn a_prefix_goes_before_every_route_and_documentation_moves() {
         .variable("REFRESH_INTERVAL", "0.05")
         .start()
         .await;
-    let place = Place::tcp(&agent);
-    assert_eq!(check_statistics(&place, "/api/v2"), 4);
-    assert_eq!(place.get("/gpu/stats").status, 404);
-    assert_eq!(place.get("/api/v2/v1/pool").status, 200);
-    let config = place.get("/api/v2/config").json();
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(check_statistics(&endpoint, "/api/v2"), 4);
+    assert_eq!(endpoint.get("/gpu/stats").status, 404);
+    assert_eq!(endpoint.get("/api/v2/v1/pool").status, 200);
+    let config = endpoint.get("/api/v2/config").json();
     assert_eq!(config["api"]["docs_url"], "/help");
     assert_eq!(config["monitoring"], json!({"refresh_interval": 0.05, "max_history": 3}));
-    assert_eq!(cors_of(&place, "/api/v2/gpu/stats"), None);
+    assert_eq!(cors_header(&endpoint, "/api/v2/gpu/stats"), None);
     let client = agent.client();
-    assert!(client.pool().await.is_ok(), "a client finds its way by the address that was told");
+    assert!(client.pool().await.is_ok(), "a client uses the address that the agent printed");
     let full = async || {
-        let history = place.get("/api/v2/gpu/history").json();
+        let history = endpoint.get("/api/v2/gpu/history").json();
         let readings = history["gpus"][0]["readings"].as_array()?.len();
-        assert!(readings <= 3, "{readings} readings are kept");
+        assert!(readings <= 3, "{readings} readings are stored");
         (readings == 3).then_some(())
     };
     eventually("three readings", full).await;
@@ -194,22 +237,22 @@ async fn a_prefix_goes_before_every_route_and_documentation_moves() {
     assert!(!log.contains("/gpu/stats"), "requests are logged: {log}");
 }
 
-fn cors_of(place: &Place, path: &str) -> Option<String> {
-    let answer = place.ask("GET", path, &[("Origin", "https://elsewhere.example")], None);
-    assert_eq!(answer.status, 200);
-    answer.header("access-control-allow-origin").map(ToOwned::to_owned)
+fn cors_header(endpoint: &RawEndpoint, path: &str) -> Option<String> {
+    let response = endpoint.send("GET", path, &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!(response.status, 200);
+    response.header("access-control-allow-origin").map(ToOwned::to_owned)
 }
 
 #[tokio::test]
-async fn pages_of_other_sites_may_read_statistics_and_nothing_else_and_requests_are_logged() {
+async fn pages_of_other_sites_may_read_only_statistics_and_requests_are_logged() {
     let agent = agent().start().await;
-    let place = Place::tcp(&agent);
-    assert_eq!(cors_of(&place, "/gpu/stats").as_deref(), Some("*"));
-    assert_eq!(cors_of(&place, "/v1/leases"), None);
-    let asked = place.ask("OPTIONS", "/gpu/stats", &[("Origin", "https://elsewhere.example")], None);
-    assert_eq!((asked.status, asked.header("access-control-allow-methods")), (204, Some("GET, HEAD, OPTIONS")));
-    let asked = place.ask("OPTIONS", "/v1/leases", &[("Origin", "https://elsewhere.example")], None);
-    assert_eq!(asked.header("access-control-allow-origin"), None);
+    let endpoint = RawEndpoint::tcp(&agent);
+    assert_eq!(cors_header(&endpoint, "/gpu/stats").as_deref(), Some("*"));
+    assert_eq!(cors_header(&endpoint, "/v1/leases"), None);
+    let response = endpoint.send("OPTIONS", "/gpu/stats", &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!((response.status, response.header("access-control-allow-methods")), (204, Some("GET, HEAD, OPTIONS")));
+    let response = endpoint.send("OPTIONS", "/v1/leases", &[("Origin", "https://elsewhere.example")], None);
+    assert_eq!(response.header("access-control-allow-origin"), None);
     eventually("the log of a request", async || agent.log().contains("/gpu/stats").then_some(())).await;
 }
 
@@ -221,38 +264,38 @@ async fn host_and_port_may_come_from_the_environment() {
     command.env("HOST", "localhost").env("PORT", "0").stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
-    let told = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("http://")?.1.to_owned()));
-    let address = told.unwrap().parse().unwrap();
-    let config = Place::Tcp(address).get("/config").json();
+    let address = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("http://")?.1.to_owned()));
+    let address = address.unwrap().parse().unwrap();
+    let config = RawEndpoint::Tcp(address).get("/config").json();
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!((&config["server"]["host"], &config["server"]["port"]), (&json!("localhost"), &json!(address.port())));
 }
 
 #[tokio::test]
-async fn a_driver_that_hangs_is_told_and_stops_nothing_else() {
+async fn a_hung_driver_is_reported_and_stops_nothing_else() {
     let agent = agent().argument("--refresh-interval=0.1").start().await;
-    let place = Place::tcp(&agent);
+    let endpoint = RawEndpoint::tcp(&agent);
     let client = agent.client();
-    let (lease, token) = crate::common::granted(&client, &crate::common::whole()).await;
-    let faulted = place.post("/v1/simulate/faults", &json!({"gpu_id": 0, "fault": "hung_driver:50"}));
+    let (lease, token) = crate::common::acquire(&client, &crate::common::whole_gpu()).await;
+    let faulted = endpoint.post("/v1/simulate/faults", &json!({"gpu_id": 0, "fault": "hung_driver:50"}));
     assert_eq!(faulted.status, 200, "{}", faulted.text());
     let stale = eventually("the reading to be marked as old", async || {
-        let stats = place.get("/gpu/stats").json();
+        let stats = endpoint.get("/gpu/stats").json();
         (stats["stale"] == json!(true)).then_some(stats)
     });
     let stale = stale.await;
-    assert_eq!(stale["gpus"].as_array().unwrap().len(), 4, "what was known is still told");
-    let health = eventually("the health to tell of it", async || not_healthy(&agent)).await;
+    assert_eq!(stale["gpus"].as_array().unwrap().len(), 4, "the last readings are still shown");
+    let health = eventually("the health to report it", async || health_unless_healthy(&agent)).await;
     assert!(!health.json()["problems"].as_array().unwrap().is_empty());
-    assert!(client.renew(lease.id, token).await.is_ok(), "who holds something goes on");
+    assert!(client.renew(lease.id, token).await.is_ok(), "a lease can still be renewed");
     assert!(client.release(lease.id).await.is_ok());
-    assert_eq!(place.get("/v1/pool").status, 200);
+    assert_eq!(endpoint.get("/v1/pool").status, 200);
     client.clear_faults().await.unwrap();
-    eventually("a fresh reading", async || (place.get("/health").json()["status"] == "healthy").then_some(())).await;
+    eventually("a fresh reading", async || (endpoint.get("/health").json()["status"] == "healthy").then_some(())).await;
 }
 
-fn not_healthy(agent: &TestAgent) -> Option<Answer> {
-    let health = Place::tcp(agent).get("/health");
+fn health_unless_healthy(agent: &TestAgent) -> Option<RawResponse> {
+    let health = RawEndpoint::tcp(agent).get("/health");
     (health.json()["status"] != "healthy").then_some(health)
 }

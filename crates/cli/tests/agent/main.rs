@@ -1,6 +1,6 @@
-//! The agent, end to end: the real binary with simulated devices, asked over its sockets, killed, starved and abused.
+//! The agent, end to end: the real binary with simulated devices, used over its sockets, killed, starved and abused.
 //!
-//! One program for all stories, so that it is linked once. `scripts/soak` runs the long forms.
+//! All tests are one program, so that it is linked once. `scripts/soak` runs the long forms.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -14,5 +14,6 @@ mod durability;
 mod events;
 mod following;
 mod hung_disk;
+mod node_parameter;
 mod schema;
 mod waiting;

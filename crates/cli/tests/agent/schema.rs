@@ -1,112 +1,122 @@
-//! Every route of `/v1` and of the statistics answers as `/openapi.json` says.
+//! Every response of `/v1` and of the statistics routes conforms to `/openapi.json`.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use crate::common::agent;
-use crate::common::http::{Answer, Place};
-use crate::common::schema::Document;
+use crate::common::http::{RawEndpoint, RawResponse};
+use crate::common::schema::OpenApiDocument;
 
-/// Asks, and notes what was asked and what is wrong with the answers.
-struct Checked {
-    place: Place,
-    document: Document,
-    asked: BTreeSet<(String, String)>,
-    complaints: Vec<String>,
+/// A client that checks each response against the OpenAPI document.
+struct ConformanceClient {
+    endpoint: RawEndpoint,
+    document: OpenApiDocument,
+    tried: BTreeSet<(String, String)>,
+    differences: Vec<String>,
 }
 
-impl Checked {
-    fn ask(&mut self, method: &str, route: &str, path: &str, body: Option<Value>) -> Answer {
+impl ConformanceClient {
+    fn send(&mut self, method: &str, route: &str, path: &str, body: Option<Value>) -> RawResponse {
         let text = body.map(|body| body.to_string());
-        let answer = self.place.ask(method, path, &[], text.as_deref());
-        self.take(method, route, path, &answer);
-        answer
+        let response = self.endpoint.send(method, path, &[], text.as_deref());
+        self.check(method, route, path, &response);
+        response
     }
 
-    fn take(&mut self, method: &str, route: &str, path: &str, answer: &Answer) {
-        let media = answer.header("content-type").unwrap_or("");
-        let body = serde_json::from_slice(&answer.body).unwrap_or_else(|_| json!(answer.text()));
-        let body = if answer.status == 204 { Value::Null } else { body };
-        let found = self.document.complaints(method, route, answer.status, media, &body);
-        self.complaints.extend(found.into_iter().map(|what| format!("{method} {path} → {}: {what}", answer.status)));
-        self.asked.insert((method.to_owned(), route.to_owned()));
+    fn check(&mut self, method: &str, route: &str, path: &str, response: &RawResponse) {
+        let media = response.header("content-type").unwrap_or("");
+        let body = serde_json::from_slice(&response.body).unwrap_or_else(|_| json!(response.text()));
+        let body = if response.status == 204 { Value::Null } else { body };
+        let found = self.document.differences(method, route, response.status, media, &body);
+        self.differences.extend(found.into_iter().map(|what| format!("{method} {path} → {}: {what}", response.status)));
+        self.tried.insert((method.to_owned(), route.to_owned()));
     }
 
-    /// Asks a route of one lease, or of something else with a number.
-    fn of(&mut self, method: &str, route: &str, number: &Value, body: Option<Value>, status: u16) -> Answer {
+    /// Sends a request to a route, with a number in its path, and checks the status.
+    fn send_numbered(
+        &mut self,
+        method: &str,
+        route: &str,
+        number: &Value,
+        body: Option<Value>,
+        status: u16,
+    ) -> RawResponse {
         let path = route.replace("{id}", &number.to_string()).replace("{gpu_id}", &number.to_string());
-        let answer = self.ask(method, route, &path, body);
-        assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
-        answer
+        let response = self.send(method, route, &path, body);
+        assert_eq!(response.status, status, "{method} {path}: {}", response.text());
+        response
     }
 }
 
 #[tokio::test]
-async fn every_route_answers_as_it_is_documented() {
+async fn every_route_responds_as_documented() {
     let agent = agent().simulate("2xH100,1xMI300X").start().await;
-    let place = Place::unix(&agent);
-    let document = Document(place.get("/openapi.json").json());
+    let endpoint = RawEndpoint::unix(&agent);
+    let document = OpenApiDocument(endpoint.get("/openapi.json").json());
     assert!(document.0["openapi"].as_str().unwrap().starts_with("3.1"));
-    let mut all = Checked { place, document, asked: BTreeSet::new(), complaints: Vec::new() };
+    let mut all = ConformanceClient { endpoint, document, tried: BTreeSet::new(), differences: Vec::new() };
 
-    let lease =
-        all.of("POST", "/v1/leases", &Value::Null, Some(json!({"fraction": 0.5, "labels": {"a": "b"}})), 201).json();
+    let lease = all
+        .send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"fraction": 0.5, "labels": {"a": "b"}})), 201)
+        .json();
     let (id, token) = (lease["id"].clone(), json!({"token": lease["token"]}));
-    let queued = all.of("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 3})), 202).json();
-    all.of("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 3, "queue": false})), 409);
-    all.of("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 9})), 422);
-    all.of("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": "x"})), 422);
-    all.of("GET", "/v1/leases/{id}", &id, None, 200);
-    all.of("GET", "/v1/leases/{id}", &queued["id"], None, 200);
-    all.of("GET", "/v1/leases/{id}", &json!(999), None, 404);
+    let queued = all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 3})), 202).json();
+    all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 3, "queue": false})), 409);
+    all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 9})), 422);
+    all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": "x"})), 422);
+    all.send_numbered("GET", "/v1/leases/{id}", &id, None, 200);
+    all.send_numbered("GET", "/v1/leases/{id}", &queued["id"], None, 200);
+    all.send_numbered("GET", "/v1/leases/{id}", &json!(999), None, 404);
     let many = json!({"leases": [id, queued["id"], 999]});
-    all.of("POST", "/v1/leases/follow", &Value::Null, Some(many), 200);
-    all.of("POST", "/v1/leases/follow", &Value::Null, Some(json!({"leases": []})), 422);
-    all.of("POST", "/v1/leases/{id}/renew", &id, Some(token.clone()), 200);
-    all.of("POST", "/v1/leases/{id}/renew", &id, Some(json!({"token": 999})), 409);
-    all.of("POST", "/v1/leases/{id}/confirm", &id, Some(token.clone()), 200);
-    all.of("POST", "/v1/leases/{id}/attach", &id, Some(token.clone()), 200);
-    hold(&mut all, &id, &lease["token"]);
-    all.of("DELETE", "/v1/leases/{id}", &queued["id"], None, 200);
-    all.of("POST", "/v1/devices/{gpu_id}/cordon", &json!(0), None, 200);
-    all.of("POST", "/v1/devices/{gpu_id}/uncordon", &json!(0), None, 200);
-    all.of("POST", "/v1/devices/{gpu_id}/uncordon", &json!(77), None, 404);
-    let made = all.of("POST", "/v1/tokens", &Value::Null, Some(json!({"owner": "alice"})), 201).json();
-    all.of("GET", "/v1/tokens", &Value::Null, None, 200);
-    all.of("DELETE", "/v1/tokens/{id}", &made["id"], None, 204);
-    all.of("POST", "/v1/simulate/faults", &Value::Null, Some(json!({"gpu_id": 0, "fault": "hot:97"})), 200);
-    all.of("POST", "/v1/simulate/faults", &Value::Null, Some(json!({"gpu_id": 0, "fault": "bored"})), 422);
-    let other = all.of("POST", "/v1/leases", &Value::Null, Some(json!({"fraction": 0.5, "queue": false})), 201).json();
-    all.of("POST", "/v1/leases/{id}/revoke", &other["id"], Some(json!({"grace_secs": 5})), 200);
-    all.of("POST", "/v1/leases/{id}/revoke", &other["id"], None, 200);
-    all.of("POST", "/v1/leases/{id}/revoke", &other["id"], None, 409);
-    // Whatever can be asked without a number, now that there is something to tell.
+    all.send_numbered("POST", "/v1/leases/follow", &Value::Null, Some(many), 200);
+    all.send_numbered("POST", "/v1/leases/follow", &Value::Null, Some(json!({"leases": []})), 422);
+    all.send_numbered("POST", "/v1/leases/{id}/renew", &id, Some(token.clone()), 200);
+    all.send_numbered("POST", "/v1/leases/{id}/renew", &id, Some(json!({"token": 999})), 409);
+    all.send_numbered("POST", "/v1/leases/{id}/confirm", &id, Some(token.clone()), 200);
+    all.send_numbered("POST", "/v1/leases/{id}/attach", &id, Some(token.clone()), 200);
+    check_hold(&mut all, &id, &lease["token"]);
+    all.send_numbered("DELETE", "/v1/leases/{id}", &queued["id"], None, 200);
+    all.send_numbered("POST", "/v1/devices/{gpu_id}/cordon", &json!(0), None, 200);
+    all.send_numbered("POST", "/v1/devices/{gpu_id}/uncordon", &json!(0), None, 200);
+    all.send_numbered("POST", "/v1/devices/{gpu_id}/uncordon", &json!(77), None, 404);
+    let made = all.send_numbered("POST", "/v1/tokens", &Value::Null, Some(json!({"owner": "alice"})), 201).json();
+    all.send_numbered("GET", "/v1/tokens", &Value::Null, None, 200);
+    all.send_numbered("DELETE", "/v1/tokens/{id}", &made["id"], None, 204);
+    all.send_numbered("POST", "/v1/simulate/faults", &Value::Null, Some(json!({"gpu_id": 0, "fault": "hot:97"})), 200);
+    all.send_numbered("POST", "/v1/simulate/faults", &Value::Null, Some(json!({"gpu_id": 0, "fault": "bored"})), 422);
+    let other = all
+        .send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"fraction": 0.5, "queue": false})), 201)
+        .json();
+    all.send_numbered("POST", "/v1/leases/{id}/revoke", &other["id"], Some(json!({"grace_secs": 5})), 200);
+    all.send_numbered("POST", "/v1/leases/{id}/revoke", &other["id"], None, 200);
+    all.send_numbered("POST", "/v1/leases/{id}/revoke", &other["id"], None, 409);
+    // Every GET route without a number.
     let plain = |(method, route): &(String, String)| method == "GET" && !route.contains('{') && route != "/v1/events";
     for (method, route) in all.document.operations().iter().filter(|operation| plain(operation)) {
-        let answer = all.ask(method, route, route, None);
-        assert_eq!(answer.status, 200, "{route}: {}", answer.text());
+        let response = all.send(method, route, route, None);
+        assert_eq!(response.status, 200, "{route}: {}", response.text());
     }
     for wrong in ["/v1/leases?limit=0", "/v1/leases?state=bored", "/v1/history?since=yesterday", "/v1/usage?by=moon"] {
-        let answer = all.ask("GET", wrong.split('?').next().unwrap(), wrong, None);
-        assert_eq!((answer.status, answer.code().as_str()), (422, "invalid"), "{wrong}");
+        let response = all.send("GET", wrong.split('?').next().unwrap(), wrong, None);
+        assert_eq!((response.status, response.code().as_str()), (422, "invalid"), "{wrong}");
     }
 
-    assert!(all.complaints.is_empty(), "{:#?}", all.complaints);
+    assert!(all.differences.is_empty(), "{:#?}", all.differences);
     let streams = [("GET".to_owned(), "/v1/events".to_owned())];
     let documented: BTreeSet<_> = all.document.operations().into_iter().collect();
-    let untried: Vec<_> = documented.difference(&all.asked).filter(|operation| !streams.contains(operation)).collect();
+    let untried: Vec<_> = documented.difference(&all.tried).filter(|operation| !streams.contains(operation)).collect();
     assert!(untried.is_empty(), "documented and not tried: {untried:?}");
 }
 
-/// The first line of a stream that does not end.
-fn hold(all: &mut Checked, id: &Value, token: &Value) {
+/// Checks the first line of the stream that holds a lease.
+fn check_hold(all: &mut ConformanceClient, id: &Value, token: &Value) {
     use std::io::{BufRead, BufReader, Write};
-    let mut stream = all.place.connect().unwrap();
+    let mut stream = all.endpoint.connect().unwrap();
     let path = format!("/v1/leases/{id}/hold?token={token}");
     stream.write_all(crate::common::http::request("GET", &path, &[], None).as_bytes()).unwrap();
     let lines = BufReader::new(stream).lines().map_while(Result::ok);
     let line = lines.into_iter().find(|line| line.starts_with('{')).unwrap();
     let headers = vec![("content-type".to_owned(), "application/x-ndjson".to_owned())];
-    all.take("GET", "/v1/leases/{id}/hold", &path, &Answer { status: 200, headers, body: line.into_bytes() });
+    all.check("GET", "/v1/leases/{id}/hold", &path, &RawResponse { status: 200, headers, body: line.into_bytes() });
 }

@@ -1,4 +1,4 @@
-//! A retried request never takes two, and a thousand who wait are served in the order they came.
+//! A retried request never gets two leases, and a thousand waiters are served in order.
 
 use std::time::Duration;
 
@@ -7,53 +7,57 @@ use gpupool_api::lease::LeaseState;
 use gpupool_client::{IdempotencyKey, LeaseQuery};
 use gpupool_testkit::within_deadline;
 
-use crate::common::http::{Place, request};
-use crate::common::{agent, eventually, granted, skipped, whole};
+use crate::common::http::{RawEndpoint, request};
+use crate::common::{acquire, agent, eventually, skipped, whole_gpu};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_retried_request_never_takes_two() {
+async fn a_retried_request_never_gets_two_leases() {
     let mut agent = agent().simulate("8xH100").start().await;
     let client = agent.client();
     let key = IdempotencyKey::new("the same").unwrap();
     let at_once: Vec<_> = (0..32)
         .map(|_| {
             let (client, key) = (agent.client(), key.clone());
-            tokio::spawn(async move { client.request_as(&whole(), &key).await.unwrap().id })
+            tokio::spawn(async move { client.request_as(&whole_gpu(), &key).await.unwrap().id })
         })
         .collect();
     let mut ids = Vec::new();
-    for asked in at_once {
-        ids.push(asked.await.unwrap());
+    for call in at_once {
+        ids.push(call.await.unwrap());
     }
     ids.dedup();
     assert_eq!(ids.len(), 1, "{ids:?}");
-    // The answer is lost, then the agent.
-    let mut stream = Place::tcp(&agent).connect().unwrap();
+    // The response is lost, then the agent is killed.
+    let mut stream = RawEndpoint::tcp(&agent).connect().unwrap();
     let lost = request("POST", "/v1/leases", &[("Idempotency-Key", "lost")], Some("{}"));
     stream.write_all(lost.as_bytes()).unwrap();
     drop(stream);
     let key = IdempotencyKey::new("lost").unwrap();
-    let first = client.request_as(&whole(), &key).await.unwrap();
+    let first = client.request_as(&whole_gpu(), &key).await.unwrap();
     agent.restart().await;
-    assert_eq!(client.request_as(&whole(), &key).await.unwrap().id, first.id);
-    let another = RequestBody { gpus: Some(2), ..whole() };
+    assert_eq!(client.request_as(&whole_gpu(), &key).await.unwrap().id, first.id);
+    let another = RequestBody { gpus: Some(2), ..whole_gpu() };
     let refused = client.request_as(&another, &key).await.unwrap_err();
     assert!(refused.code() == Some("invalid") && refused.to_string().contains("Idempotency-Key"), "{refused}");
-    let waits_otherwise = RequestBody { queue: Some(true), hedged: true, wait_limit_secs: Some(9.0), ..whole() };
-    assert_eq!(client.request_as(&waits_otherwise, &key).await.unwrap().id, first.id, "it asks for the same");
+    let waits_otherwise = RequestBody { queue: Some(true), hedged: true, wait_limit_secs: Some(9.0), ..whole_gpu() };
+    assert_eq!(
+        client.request_as(&waits_otherwise, &key).await.unwrap().id,
+        first.id,
+        "the request is the same apart from its wait"
+    );
     assert_eq!(client.leases(&LeaseQuery::default()).await.unwrap().leases.len(), 2);
     client.release(first.id).await.unwrap();
-    let again = client.request_as(&whole(), &key).await.unwrap();
+    let again = client.request_as(&whole_gpu(), &key).await.unwrap();
     assert_eq!((again.id, again.state), (first.id, LeaseState::Released), "a key stays with its lease");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_who_wait_are_served_in_the_order_they_came() {
+async fn a_thousand_waiters_are_served_in_order() {
     const WAITERS: usize = 1_000;
     let agent = agent().simulate("1xH100").argument("--access-log=false").argument("--log-level=warn").start().await;
     let client = agent.client();
-    let (held, _) = granted(&client, &whole()).await;
-    // One after the other into the queue; then all wait at once.
+    let (held, _) = acquire(&client, &whole_gpu()).await;
+    // The requests enter the queue one after the other; then all of them wait.
     let mut queue = Vec::new();
     for _ in 0..WAITERS {
         queue.push(client.request(&RequestBody::default()).await.unwrap().id);
@@ -72,19 +76,19 @@ async fn a_thousand_who_wait_are_served_in_the_order_they_came() {
         .collect();
     client.release(held.id).await.unwrap();
     let mut last = 0;
-    for (place, waiter) in waiting.into_iter().enumerate() {
+    for (position, waiter) in waiting.into_iter().enumerate() {
         let token = within_deadline("a waiter's turn", waiter).await.unwrap();
-        assert!(token > last, "number {place} of the queue got token {token}, the one before it {last}");
+        assert!(token > last, "position {position} of the queue got token {token}, the one before it {last}");
         last = token;
     }
 }
 
 #[tokio::test]
-async fn who_hangs_up_while_waiting_leaves_the_queue_at_once() {
+async fn a_waiter_that_hangs_up_leaves_the_queue_at_once() {
     let agent = agent().simulate("1xH100").start().await;
-    granted(&agent.client(), &whole()).await;
+    acquire(&agent.client(), &whole_gpu()).await;
     let mut watch = agent.watch_events().await;
-    let mut stream = Place::tcp(&agent).connect().unwrap();
+    let mut stream = RawEndpoint::tcp(&agent).connect().unwrap();
     stream.write_all(request("POST", "/v1/leases", &[], Some(r#"{"wait_secs":60}"#)).as_bytes()).unwrap();
     let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     drop(stream);
@@ -92,15 +96,15 @@ async fn who_hangs_up_while_waiting_leaves_the_queue_at_once() {
     assert!(ended.reason.as_deref().unwrap_or_default().contains("released"), "{ended:?}");
 }
 
-/// Takes 15 s, which only the soak has.
+/// Runs only with GPUPOOL_SOAK, because it takes 15 s.
 #[tokio::test]
-async fn a_waiter_nobody_asks_for_leaves_the_queue() {
+async fn an_abandoned_waiter_leaves_the_queue() {
     if std::env::var_os("GPUPOOL_SOAK").is_none() {
-        return skipped("a waiter nobody asks for", "it takes 15 s; GPUPOOL_SOAK=1 tries it");
+        return skipped("an abandoned waiter", "it takes 15 s; set GPUPOOL_SOAK=1 to run it");
     }
     let agent = agent().simulate("1xH100").start().await;
     let client = agent.client();
-    let (held, token) = granted(&client, &whole()).await;
+    let (held, token) = acquire(&client, &whole_gpu()).await;
     let waits = client.request(&RequestBody::default()).await.unwrap();
     let follows = client.request(&RequestBody::default()).await.unwrap();
     let gone = eventually("the waiter to leave", async || {

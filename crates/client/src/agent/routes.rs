@@ -52,6 +52,8 @@ pub struct LeaseQuery {
     pub state: Option<String>,
     /// Owner of the leases.
     pub owner: Option<String>,
+    /// Node of the leases.
+    pub node: Option<String>,
     /// Lower bound of the lease number (exclusive): `next` of the previous page.
     pub after: Option<u64>,
     /// Maximum number of leases; the agent's page size if unset.
@@ -80,6 +82,7 @@ impl AgentClient {
         let call = ApiCall::get("/v1/leases")
             .query("state", query.state.as_ref())
             .query("owner", query.owner.as_ref())
+            .query("node", query.node.as_ref())
             .query("after", query.after)
             .query("limit", query.limit);
         self.send(&call).await
@@ -148,6 +151,8 @@ impl AgentClient {
 pub struct HistoryQuery {
     /// Owner of the records.
     pub owner: Option<String>,
+    /// Node of the devices of the records.
+    pub node: Option<String>,
     /// Device of the records.
     pub gpu_id: Option<u32>,
     /// Start time, ISO 8601 with an offset.
@@ -210,6 +215,7 @@ impl AgentClient {
     pub async fn history(&self, query: &HistoryQuery) -> Result<HistoryBody, ClientError> {
         let call = ApiCall::get("/v1/history")
             .query("owner", query.owner.as_ref())
+            .query("node", query.node.as_ref())
             .query("gpu_id", query.gpu_id)
             .query("since", query.since.as_ref())
             .query("until", query.until.as_ref())

@@ -212,6 +212,7 @@ fn health() -> HealthBody {
         sources: Vec::new(),
         reading_age_secs: None,
         store: "fine".into(),
+        pool_age_secs: 0.0,
         open: true,
         version: "1".into(),
         uptime_secs: 1.0,

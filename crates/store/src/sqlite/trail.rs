@@ -240,9 +240,12 @@ fn read_page(connection: &Connection, unflushed: Vec<TrailRecord>, query: &Trail
     if let Some(after) = query.after {
         add_condition("seq > ?", &[number(after.0)]);
     }
-    if let Some(gpu_id) = query.gpu_id {
-        let has_gpu = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices) WHERE json_extract(value, '$.gpu_id') = ?)";
-        add_condition(has_gpu, &[number(gpu_id.0.into())]);
+    if query.gpu_id.is_some() || query.node.is_some() {
+        let on_device = "json_valid(devices) AND EXISTS (SELECT 1 FROM json_each(devices)
+            WHERE json_extract(value, '$.gpu_id') IS coalesce(?, json_extract(value, '$.gpu_id'))
+            AND json_extract(value, '$.node') IS coalesce(?, json_extract(value, '$.node')))";
+        let gpu_id = query.gpu_id.map_or(Value::Null, |gpu_id| number(gpu_id.0.into()));
+        add_condition(on_device, &[gpu_id, query.node.clone().map_or(Value::Null, Value::Text)]);
     }
     sql.push_str(" ORDER BY seq LIMIT ?");
     // One record beyond the limit indicates that there are more.

@@ -236,6 +236,13 @@ fn pages_are_consecutive_and_filters_apply() {
         assert_eq!(count(TrailQuery { owner: Some("bob".into()), ..TrailQuery::default() }), 4);
         assert_eq!(count(TrailQuery { gpu_id: Some(GpuId(1)), ..TrailQuery::default() }), count_on_gpu(&all, 1));
         assert_eq!(count(TrailQuery { gpu_id: Some(GpuId(7)), ..TrailQuery::default() }), 0);
+        let node = all[0].devices[0].node.clone();
+        let (here, gpu_id) = (TrailQuery { node: Some(node), ..TrailQuery::default() }, Some(GpuId(1)));
+        assert_eq!(count(here.clone()), 10);
+        assert_eq!(count(TrailQuery { gpu_id, ..here }), count_on_gpu(&all, 1));
+        let elsewhere = TrailQuery { node: Some("elsewhere".into()), ..TrailQuery::default() };
+        assert_eq!(count(elsewhere.clone()), 0);
+        assert_eq!(count(TrailQuery { gpu_id, ..elsewhere }), 0);
         let (since, until) = (Some(wall(start + 1000)), Some(wall(start + 2000)));
         assert_eq!(
             count(TrailQuery { since, until, ..TrailQuery::default() }),

@@ -15,7 +15,7 @@ use super::filter::{DeviceFilter, VisibleDevices};
 use super::round::{ListedDevice, SamplingRound};
 
 /// Returns the body of `GET /gpu/stats`.
-pub fn stats(round: &SamplingRound) -> StatsBody {
+pub(super) fn stats(round: &SamplingRound) -> StatsBody {
     let gpus: Vec<GpuBody> = round.listed().map(|seen| gpu(seen, round)).collect();
     StatsBody {
         gpu_count: gpus.len(),
@@ -27,7 +27,7 @@ pub fn stats(round: &SamplingRound) -> StatsBody {
 }
 
 /// Returns the body of `GET /gpu/count`.
-pub fn count(stats: &StatsBody) -> GpuCountBody {
+pub(super) fn count(stats: &StatsBody) -> GpuCountBody {
     GpuCountBody {
         gpu_count: stats.gpu_count,
         timestamp: stats.timestamp.clone(),
@@ -37,7 +37,7 @@ pub fn count(stats: &StatsBody) -> GpuCountBody {
 }
 
 /// Returns the body of `GET /gpu/summary`.
-pub fn summary(round: &SamplingRound, stats: &StatsBody) -> SummaryBody {
+pub(super) fn summary(round: &SamplingRound, stats: &StatsBody) -> SummaryBody {
     let counted_once = counted_once(round);
     let sum = |of: fn(&GpuMemory) -> u64| {
         let counted = stats.gpus.iter().zip(&counted_once).filter(|(_, counts)| **counts);
@@ -60,7 +60,7 @@ pub fn summary(round: &SamplingRound, stats: &StatsBody) -> SummaryBody {
 }
 
 /// Returns the part of `GET /config` about the listed GPUs.
-pub fn filtering(round: &SamplingRound, filter: &DeviceFilter, visible: &VisibleDevices) -> GpuFiltering {
+pub(super) fn filtering(round: &SamplingRound, filter: &DeviceFilter, visible: &VisibleDevices) -> GpuFiltering {
     let listed = round.listed().map(|seen| seen.gpu_id.0).collect::<Vec<_>>();
     GpuFiltering {
         cuda_visible_devices: filter.as_set().map(ToOwned::to_owned),

@@ -16,8 +16,9 @@ use gpupool_api::stats::{GpuFiltering, StatsBody, SummaryBody};
 use gpupool_core::{Millis, PoolTime};
 use serde::Serialize;
 
-pub use filter::{DeviceFilter, VisibleDevices};
-pub use round::{HealthStatus, ListedDevice, SamplingRound, StatisticsHealth};
+pub use filter::DeviceFilter;
+pub(crate) use filter::VisibleDevices;
+pub(crate) use round::{HealthStatus, ListedDevice, SamplingRound, StatisticsHealth};
 
 use round::ReadingHistory;
 

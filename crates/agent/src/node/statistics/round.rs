@@ -168,7 +168,7 @@ pub struct StatisticsHealth {
 }
 
 /// Returns the health after a round, at `now`.
-pub fn health(round: &SamplingRound, now: PoolTime) -> StatisticsHealth {
+pub(super) fn health(round: &SamplingRound, now: PoolTime) -> StatisticsHealth {
     let mut problems: Vec<String> = round.sources.iter().filter_map(SourceStatus::problem).collect();
     problems.extend(round.listed().filter_map(|seen| problem_of(seen, round)));
     if round.stopped {
@@ -217,7 +217,7 @@ fn source(source: &SourceStatus) -> SourceHealth {
 
 /// The last readings of every GPU, in a ring for each.
 #[derive(Debug)]
-pub struct ReadingHistory {
+pub(super) struct ReadingHistory {
     most: usize,
     rings: BTreeMap<GpuId, VecDeque<HistoryReading>>,
 }
@@ -236,12 +236,12 @@ struct HistoryReading {
 
 impl ReadingHistory {
     /// Returns an empty history of so many readings of each GPU, within [`HISTORY_READINGS`].
-    pub fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize) -> Self {
         Self { most: most.min(HISTORY_READINGS), rings: BTreeMap::new() }
     }
 
     /// Adds the new readings of a round.
-    pub fn record_round(&mut self, round: &SamplingRound) {
+    pub(super) fn record_round(&mut self, round: &SamplingRound) {
         for seen in round.listed() {
             let ring = self.rings.entry(seen.gpu_id).or_default();
             if ring.back().is_some_and(|last| last.at >= seen.read_at) {
@@ -255,7 +255,7 @@ impl ReadingHistory {
     }
 
     /// Returns the body of `GET /gpu/history`.
-    pub fn body(&self, round: &SamplingRound) -> GpuHistoryBody {
+    pub(super) fn body(&self, round: &SamplingRound) -> GpuHistoryBody {
         let gpu = |seen: &ListedDevice| GpuReadings {
             gpu_id: seen.gpu_id.0,
             name: seen.found.name.as_deref().unwrap_or("unknown GPU").to_owned(),

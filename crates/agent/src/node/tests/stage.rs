@@ -17,12 +17,12 @@ use crate::node::sampler::{Sampler, SamplerSources, SamplerSpec};
 use crate::node::statistics::{CurrentStatistics, DeviceFilter, Statistics};
 
 /// The time after which a test fails rather than hangs.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// The time between two rounds.
-pub const REFRESH: Duration = Duration::from_millis(20);
+pub(crate) const REFRESH: Duration = Duration::from_millis(20);
 
 /// The settings of a sampler under test.
-pub struct SamplerSetup {
+pub(crate) struct SamplerSetup {
     pub sources: Vec<Box<dyn DeviceSource>>,
     pub ids: GpuIdRegistry,
     pub filter: Option<&'static str>,
@@ -35,7 +35,7 @@ pub struct SamplerSetup {
 }
 
 impl SamplerSetup {
-    pub fn new(sources: Vec<Box<dyn DeviceSource>>) -> Self {
+    pub(crate) fn new(sources: Vec<Box<dyn DeviceSource>>) -> Self {
         Self {
             sources,
             ids: GpuIdRegistry::default(),
@@ -49,7 +49,7 @@ impl SamplerSetup {
         }
     }
 
-    pub fn start(self) -> SamplerStage {
+    pub(crate) fn start(self) -> SamplerStage {
         let statistics = Arc::new(Statistics::new(
             DeviceFilter::new(self.filter.map(Into::into)),
             self.expected_refresh,
@@ -85,7 +85,7 @@ impl SamplerSetup {
 
 /// A sample, with the round that it was made of.
 #[derive(Clone, Debug)]
-pub struct DeliveredSample {
+pub(crate) struct DeliveredSample {
     pub sample: NodeSample,
     pub failures: Vec<(SourceKind, SourceError)>,
     pub current: Arc<CurrentStatistics>,
@@ -101,19 +101,19 @@ impl Deref for DeliveredSample {
 
 impl DeliveredSample {
     /// The time at which the device at this place of the sample was last read.
-    pub fn read_at(&self, place: usize) -> PoolTime {
+    pub(crate) fn read_at(&self, place: usize) -> PoolTime {
         let gpu_id = self.devices[place].gpu_id;
         self.current.round.devices.iter().find(|device| device.gpu_id == gpu_id).unwrap().read_at
     }
 
     /// The numbers of the devices that are there, listed or not.
-    pub fn present(&self) -> Vec<u32> {
+    pub(crate) fn present(&self) -> Vec<u32> {
         self.current.round.present().map(|device| device.gpu_id.0).collect()
     }
 }
 
 /// A sampler at work, with its samples and statistics.
-pub struct SamplerStage {
+pub(crate) struct SamplerStage {
     pub sampler: Sampler,
     pub samples: Receiver<DeliveredSample>,
     pub statistics: Arc<Statistics>,
@@ -122,7 +122,7 @@ pub struct SamplerStage {
 
 impl SamplerStage {
     /// Waits for a sample that meets a condition.
-    pub fn sample(&self, what: &str, wanted: impl Fn(&DeliveredSample) -> bool) -> DeliveredSample {
+    pub(crate) fn sample(&self, what: &str, wanted: impl Fn(&DeliveredSample) -> bool) -> DeliveredSample {
         let start = Instant::now();
         let mut last = None;
         while start.elapsed() < DEADLINE {
@@ -136,7 +136,7 @@ impl SamplerStage {
     }
 
     /// Waits for statistics that meet a condition, checked after each sample.
-    pub fn stats(&self, what: &str, wanted: impl Fn(&StatsBody) -> bool) -> StatsBody {
+    pub(crate) fn stats(&self, what: &str, wanted: impl Fn(&StatsBody) -> bool) -> StatsBody {
         let current = || self.stats_response().1;
         self.sample(what, |_| wanted(&current()));
         // Published before the sample was delivered, and perhaps again since.
@@ -145,13 +145,13 @@ impl SamplerStage {
     }
 
     /// Returns the response of `/gpu/stats`, as a client reads it.
-    pub fn stats_response(&self) -> (u16, StatsBody) {
+    pub(crate) fn stats_response(&self) -> (u16, StatsBody) {
         let prepared = self.statistics.stats();
         (prepared.status, serde_json::from_slice(&prepared.body).unwrap())
     }
 
     /// Lets a lease hold devices.
-    pub fn hold(&self, lease: u64, devices: &[u32]) {
+    pub(crate) fn hold(&self, lease: u64, devices: &[u32]) {
         let devices = devices.iter().copied().map(GpuId).collect();
         let holding = Holding { lease: LeaseId(lease), devices, ..Holding::default() };
         self.holdings.lock().unwrap().leases.push(holding);
@@ -159,51 +159,51 @@ impl SamplerStage {
 }
 
 /// Whether every device of a sample was read for it.
-pub fn all_read(sample: &DeliveredSample) -> bool {
+pub(crate) fn all_read(sample: &DeliveredSample) -> bool {
     !sample.devices.is_empty() && sample.devices.iter().all(|device| device.reading.is_some())
 }
 
 /// Returns a property of each device.
-pub fn each<T>(sample: &DeliveredSample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
+pub(crate) fn each<T>(sample: &DeliveredSample, of: impl Fn(&DeviceSample) -> T) -> Vec<T> {
     sample.devices.iter().map(of).collect()
 }
 
 /// Returns a property of each GPU.
-pub fn of_gpus<T>(stats: &StatsBody, of: impl Fn(&GpuBody) -> T) -> Vec<T> {
+pub(crate) fn of_gpus<T>(stats: &StatsBody, of: impl Fn(&GpuBody) -> T) -> Vec<T> {
     stats.gpus.iter().map(of).collect()
 }
 
 /// Returns simulated devices, and their source.
-pub fn simulated(text: &str) -> (Simulation, Box<dyn DeviceSource>) {
+pub(crate) fn simulated(text: &str) -> (Simulation, Box<dyn DeviceSource>) {
     Simulation::new(text, "test-node").unwrap()
 }
 
 /// Starts a sampler of simulated devices.
-pub fn start(text: &str) -> (Simulation, SamplerStage) {
+pub(crate) fn start(text: &str) -> (Simulation, SamplerStage) {
     let (simulation, source) = simulated(text);
     (simulation, SamplerSetup::new(vec![source]).start())
 }
 
 /// Starts a sampler with readings that are stale as soon as a few are missing.
-pub fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> SamplerStage {
+pub(crate) fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> SamplerStage {
     let mut setup = SamplerSetup::new(sources);
     setup.expected_refresh = REFRESH;
     setup.start()
 }
 
 /// The simulated device at this place.
-pub fn at(place: usize) -> FaultTarget {
+pub(crate) fn at(place: usize) -> FaultTarget {
     FaultTarget::Position(DevicePosition(place))
 }
 
 /// Injects a fault, in the spelling of users.
-pub fn fault(simulation: &Simulation, target: &FaultTarget, text: &str) {
+pub(crate) fn fault(simulation: &Simulation, target: &FaultTarget, text: &str) {
     let fault: SimulatedFault = text.parse().unwrap();
     assert!(simulation.control().inject_fault(target, &fault).unwrap() > 0);
 }
 
 /// Clears all faults.
-pub fn mend(simulation: &Simulation) {
+pub(crate) fn mend(simulation: &Simulation) {
     simulation.control().clear_faults(&FaultTarget::All, None).unwrap();
 }
 
@@ -221,7 +221,7 @@ impl<F: FnMut() -> Result<SourceReading, SourceError> + Send> DeviceSource for S
 }
 
 /// Returns a source with scripted replies, of any kind.
-pub fn scripted(
+pub(crate) fn scripted(
     kind: SourceKind,
     read: impl FnMut() -> Result<SourceReading, SourceError> + Send + 'static,
 ) -> Box<dyn DeviceSource> {

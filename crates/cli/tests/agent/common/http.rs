@@ -1,4 +1,4 @@
-//! HTTP as bytes: what a client library would never send can be sent, and from threads of other users.
+//! HTTP as bytes, for requests that a client library would refuse to send, and for threads of other users.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,25 +9,25 @@ use std::time::Duration;
 use gpupool_testkit::{DEADLINE, TestAgent};
 use serde_json::Value;
 
-/// Where to ask.
+/// An address of an agent.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum RawEndpoint {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// A connection of any kind.
+/// A connection over TCP or the Unix socket.
 pub trait Connection: Read + Write + Send {}
 impl Connection for TcpStream {}
 impl Connection for UnixStream {}
 
-impl Place {
-    /// The agent's TCP port on this machine's loopback.
+impl RawEndpoint {
+    /// Returns the TCP port on loopback.
     pub fn tcp(agent: &TestAgent) -> Self {
         Self::Tcp(([127, 0, 0, 1], agent.port()).into())
     }
 
-    /// The agent's Unix socket.
+    /// Returns the Unix socket.
     pub fn unix(agent: &TestAgent) -> Self {
         Self::Unix(agent.socket().to_owned())
     }
@@ -47,23 +47,23 @@ impl Place {
         })
     }
 
-    /// Asks, and reads the whole answer.
-    pub fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> Answer {
+    /// Sends a request and reads the whole response.
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> RawResponse {
         let mut stream = self.connect().unwrap();
         stream.write_all(request(method, path, headers, body).as_bytes()).unwrap();
-        Answer::read(&mut stream).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
+        RawResponse::read(&mut stream).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    pub fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, &[], None)
+    pub fn get(&self, path: &str) -> RawResponse {
+        self.send("GET", path, &[], None)
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Answer {
-        self.ask("POST", path, &[], Some(&body.to_string()))
+    pub fn post(&self, path: &str, body: &Value) -> RawResponse {
+        self.send("POST", path, &[], Some(&body.to_string()))
     }
 }
 
-/// The bytes of a request after which the connection is closed. `Host` is `localhost` unless it is given.
+/// Returns the text of a request that closes its connection. `Host` defaults to `localhost`.
 pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: Option<&str>) -> String {
     let mut text = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
     if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
@@ -78,25 +78,26 @@ pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: Option<
     text + "\r\n" + body.unwrap_or("")
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct RawResponse {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl RawResponse {
     /// Reads to the end of the connection.
     pub fn read(stream: &mut impl Read) -> io::Result<Self> {
         let mut bytes = Vec::new();
         if let Err(error) = stream.read_to_end(&mut bytes) {
-            // A connection that is thrown away after its answer has still answered.
+            // A reset after the response does no harm.
             if bytes.is_empty() || error.kind() != io::ErrorKind::ConnectionReset {
                 return Err(error);
             }
         }
-        Self::parse(&bytes).ok_or_else(|| io::Error::other(format!("no answer: {:?}", String::from_utf8_lossy(&bytes))))
+        Self::parse(&bytes)
+            .ok_or_else(|| io::Error::other(format!("no response: {:?}", String::from_utf8_lossy(&bytes))))
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
@@ -108,7 +109,7 @@ impl Answer {
         let headers: Vec<_> = lines.filter_map(header).collect();
         let is_chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
         let body = &bytes[end + 4..];
-        let body = if is_chunked { unchunk(body)? } else { body.to_vec() };
+        let body = if is_chunked { decode_chunks(body)? } else { body.to_vec() };
         Some(Self { status, headers, body })
     }
 
@@ -124,14 +125,14 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {}: {}", self.status, self.text()))
     }
 
-    /// The code of a problem; empty where it is none.
+    /// Returns the code of a problem; empty for other bodies.
     pub fn code(&self) -> String {
         let body: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         body["code"].as_str().unwrap_or("").to_owned()
     }
 }
 
-fn unchunk(mut rest: &[u8]) -> Option<Vec<u8>> {
+fn decode_chunks(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {
         let end = rest.windows(2).position(|two| two == b"\r\n")?;
@@ -145,7 +146,7 @@ fn unchunk(mut rest: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A read that must not bring anything for so long; says whether the connection was closed instead.
+/// Returns whether a connection stays open without a byte for this long.
 pub fn stays_silent(stream: &mut TcpStream, wait: Duration) -> bool {
     stream.set_read_timeout(Some(wait)).unwrap();
     let read = stream.read(&mut [0; 64]);

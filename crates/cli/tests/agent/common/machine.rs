@@ -1,5 +1,5 @@
-//! What a test does to the machine it runs on, undone when it ends: small disks, files nobody may write, other users, a
-//! wall clock of an agent's own.
+//! Changes to the machine that a test undoes when it ends: small disks, unwritable files, other users, and a separate wall
+//! clock for an agent.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 
-/// A user without rights, and another one.
+/// Two users without rights.
 pub const ALICE: u32 = 54_321;
 pub const BOB: u32 = 54_322;
 
@@ -17,27 +17,27 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs a tool of the system; what it said where it failed or is missing.
-fn tool(name: &str, arguments: &[&str]) -> Result<(), String> {
-    let told = |output: Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
+/// Runs a system command. The error is its output.
+fn run_command(name: &str, arguments: &[&str]) -> Result<(), String> {
+    let stderr = |output: Output| String::from_utf8_lossy(&output.stderr).trim().to_owned();
     match Command::new(name).args(arguments).output() {
         Err(error) => Err(format!("{name}: {error}")),
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(format!("{name}: {}", told(output))),
+        Ok(output) => Err(format!("{name}: {}", stderr(output))),
     }
 }
 
-/// A file system of a few MiB. Unmounted when it is dropped.
+/// A file system of a few MiB. Dropping it unmounts the file system.
 pub struct SmallDisk {
     folder: TempDir,
 }
 
 impl SmallDisk {
-    /// Or why there can be none.
+    /// Mounts the file system. The error is the reason why it cannot.
     pub fn new(mib: u32) -> Result<Self, String> {
         let folder = TempDir::with_prefix("gpupool-disk-").unwrap();
         let path = folder.path().to_str().unwrap();
-        tool("mount", &["-t", "tmpfs", "-o", &format!("size={mib}m"), "gpupool-test", path])?;
+        run_command("mount", &["-t", "tmpfs", "-o", &format!("size={mib}m"), "gpupool-test", path])?;
         Ok(Self { folder })
     }
 
@@ -45,7 +45,7 @@ impl SmallDisk {
         self.folder.path()
     }
 
-    /// Takes up all space that is left, until the file it returns is removed.
+    /// Fills the remaining space with a file, and returns its path.
     pub fn fill(&self) -> PathBuf {
         let path = self.path().join("filler");
         let mut file = std::fs::File::create(&path).unwrap();
@@ -57,38 +57,38 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = tool("umount", &["-l", self.folder.path().to_str().unwrap()]);
+        let _ = run_command("umount", &["-l", self.folder.path().to_str().unwrap()]);
     }
 }
 
-/// A file that even those who have it open cannot write to. Writable again when it is dropped.
-pub struct Unwritable {
+/// An immutable file, unwritable even for processes that have it open. Dropping this makes it writable again.
+pub struct UnwritableFile {
     path: PathBuf,
 }
 
-impl Unwritable {
-    /// Or why it stays writable.
+impl UnwritableFile {
+    /// Makes the file immutable. The error is the reason why it cannot.
     pub fn make(path: &Path) -> Result<Self, String> {
-        tool("chattr", &["+i", path.to_str().unwrap()])?;
+        run_command("chattr", &["+i", path.to_str().unwrap()])?;
         Ok(Self { path: path.to_owned() })
     }
 }
 
-impl Drop for Unwritable {
+impl Drop for UnwritableFile {
     fn drop(&mut self) {
-        let _ = tool("chattr", &["-i", self.path.to_str().unwrap()]);
+        let _ = run_command("chattr", &["-i", self.path.to_str().unwrap()]);
     }
 }
 
-/// A state directory that other users can reach.
-pub fn open_folder() -> tempfile::TempDir {
+/// Returns a directory that other users can enter.
+pub fn accessible_directory() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), mode).unwrap();
     folder
 }
 
-/// Does something as another user, in a thread of its own. Only for root.
+/// Runs `work` as another user, in a separate thread. Only for root.
 pub fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
     use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid};
     let change = move || {
@@ -100,22 +100,22 @@ pub fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 's
     std::thread::spawn(change).join().unwrap()
 }
 
-/// An address of this machine that is not loopback, if it has one.
+/// Returns an address of this machine that is not loopback.
 pub fn network_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    // Nothing is sent: it only makes the kernel choose where it would come from.
+    // Nothing is sent: the kernel only chooses the local address.
     socket.connect("203.0.113.1:9").ok()?;
     let address = socket.local_addr().ok()?.ip();
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
-/// A wall clock for one agent, which can be set; other clocks stay.
+/// A wall clock for one agent that can be set. Other clocks are unchanged.
 #[derive(Clone)]
 pub struct WallClock {
     folder: Arc<TempDir>,
 }
 
-/// Adds what the file says to every answer about the wall clock.
+/// A library that adds the seconds in a file to the wall clock.
 const PRELOADED: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -137,19 +137,19 @@ int clock_gettime(clockid_t clock, struct timespec *at) {
 "#;
 
 impl WallClock {
-    /// Compiles what is put before the system's library; the compiler is the one Rust links with.
+    /// Compiles the preloaded library with the compiler that Rust links with.
     pub fn new() -> Self {
         let folder = TempDir::with_prefix("gpupool-clock-").unwrap();
         let (source, library) = (folder.path().join("clock.c"), folder.path().join("clock.so"));
         std::fs::write(&source, PRELOADED).unwrap();
         let names = [source.to_str().unwrap(), library.to_str().unwrap()];
-        tool("cc", &["-shared", "-fPIC", "-O1", names[0], "-o", names[1]]).unwrap();
+        run_command("cc", &["-shared", "-fPIC", "-O1", names[0], "-o", names[1]]).unwrap();
         let clock = Self { folder: Arc::new(folder) };
         clock.set_ahead(0);
         clock
     }
 
-    /// How many seconds it is ahead of the machine's.
+    /// Sets the clock this many seconds ahead of the machine.
     pub fn set_ahead(&self, secs: i64) {
         let new = self.folder.path().join("new");
         std::fs::write(&new, secs.to_string()).unwrap();
@@ -160,7 +160,7 @@ impl WallClock {
         self.folder.path().join("ahead")
     }
 
-    /// What an agent needs in its environment to live by it.
+    /// Returns the environment variables for an agent that uses this clock.
     pub fn variables(&self) -> [(&'static str, String); 2] {
         let library = self.folder.path().join("clock.so");
         [("LD_PRELOAD", library.display().to_string()), ("WALL_CLOCK_AHEAD", self.ahead().display().to_string())]

@@ -1,4 +1,4 @@
-//! What the stories share.
+//! Helpers for the tests of the agent.
 
 pub mod child;
 pub mod http;
@@ -14,25 +14,25 @@ use gpupool_testkit::{TestAgent, TestAgentBuilder};
 
 pub use gpupool_testkit::{eventually, skipped};
 
-/// The agent built for these tests, with four simulated H100 unless said otherwise.
+/// Returns a builder of the agent, by default with four simulated H100.
 pub fn agent() -> TestAgentBuilder {
     TestAgent::builder(env!("CARGO_BIN_EXE_gpupool"))
 }
 
-/// One whole GPU, if there is one right now.
-pub fn whole() -> RequestBody {
+/// Returns a request for one whole GPU that does not queue.
+pub fn whole_gpu() -> RequestBody {
     RequestBody { queue: Some(false), ..RequestBody::default() }
 }
 
-/// A lease that is granted at once, and its token.
-pub async fn granted(client: &AgentClient, body: &RequestBody) -> (LeaseBody, u64) {
+/// Returns a lease that is granted at once, and its token.
+pub async fn acquire(client: &AgentClient, body: &RequestBody) -> (LeaseBody, u64) {
     let lease = client.request(body).await.unwrap();
     assert_eq!(lease.state, LeaseState::Active, "{lease:?}");
     let token = lease.token.unwrap();
     (lease, token)
 }
 
-/// A lease as it is.
-pub async fn now(client: &AgentClient, lease: u64) -> LeaseBody {
+/// Returns the current state of a lease.
+pub async fn read_lease(client: &AgentClient, lease: u64) -> LeaseBody {
     client.follow(lease, Duration::ZERO).await.unwrap()
 }

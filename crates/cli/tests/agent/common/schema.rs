@@ -1,13 +1,13 @@
-//! Checks answers against the schemas of `/openapi.json`. Knows the words that document uses and panics at any other, so
-//! that nothing passes because it was not understood.
+//! Checks responses against the schemas of `/openapi.json`. A keyword that this check does not know is a panic, so that no
+//! schema passes unchecked.
 
 use serde_json::Value;
 
 /// The OpenAPI document of an agent.
-pub struct Document(pub Value);
+pub struct OpenApiDocument(pub Value);
 
-impl Document {
-    /// Every method and route it tells of.
+impl OpenApiDocument {
+    /// Returns every method and route of the document.
     pub fn operations(&self) -> Vec<(String, String)> {
         let paths = self.0["paths"].as_object().unwrap().iter();
         let of_path = |(path, item): (&String, &Value)| {
@@ -17,8 +17,8 @@ impl Document {
         paths.flat_map(of_path).collect()
     }
 
-    /// What is wrong with an answer to a route; empty where nothing is.
-    pub fn complaints(&self, method: &str, route: &str, status: u16, media: &str, body: &Value) -> Vec<String> {
+    /// Returns every difference between a response and the document.
+    pub fn differences(&self, method: &str, route: &str, status: u16, media: &str, body: &Value) -> Vec<String> {
         let operation = &self.0["paths"][route][method.to_lowercase()];
         let responses = operation["responses"].as_object();
         let Some(responses) = responses else { return vec![format!("{method} {route} is not documented")] };
@@ -39,42 +39,42 @@ impl Document {
 
     fn check(&self, schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
         let Some(schema) = schema.as_object() else { return };
-        let mut say = |what: String| found.push(format!("{at}: {what}, and is {value}"));
-        for (word, wanted) in schema {
-            match word.as_str() {
+        let mut report = |what: String| found.push(format!("{at}: {what}, and is {value}"));
+        for (keyword, expected) in schema {
+            match keyword.as_str() {
                 "description" | "title" | "example" | "examples" | "default" | "format" | "propertyNames" => {}
                 "$ref" => {
-                    let name = wanted.as_str().unwrap().trim_start_matches('#');
+                    let name = expected.as_str().unwrap().trim_start_matches('#');
                     let target = self.0.pointer(name).unwrap_or_else(|| panic!("{name} leads nowhere"));
                     self.check(target, value, at, found);
                     return;
                 }
                 "type" => {
-                    let names: Vec<&str> = match wanted {
+                    let names: Vec<&str> = match expected {
                         Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
                         one => one.as_str().into_iter().collect(),
                     };
-                    if !names.iter().any(|name| is(name, value)) {
-                        say(format!("must be {}", names.join(" or ")));
+                    if !names.iter().any(|name| has_type(name, value)) {
+                        report(format!("must be {}", names.join(" or ")));
                     }
                 }
-                "minimum" if value.as_f64().is_some_and(|number| number < wanted.as_f64().unwrap()) => {
-                    say(format!("must be at least {wanted}"));
+                "minimum" if value.as_f64().is_some_and(|number| number < expected.as_f64().unwrap()) => {
+                    report(format!("must be at least {expected}"));
                 }
-                "maximum" if value.as_f64().is_some_and(|number| number > wanted.as_f64().unwrap()) => {
-                    say(format!("must be at most {wanted}"));
+                "maximum" if value.as_f64().is_some_and(|number| number > expected.as_f64().unwrap()) => {
+                    report(format!("must be at most {expected}"));
                 }
-                "enum" if !wanted.as_array().unwrap().contains(value) => say(format!("must be one of {wanted}")),
+                "enum" if !expected.as_array().unwrap().contains(value) => report(format!("must be one of {expected}")),
                 "required" if value.is_object() => {
-                    for name in wanted.as_array().unwrap() {
+                    for name in expected.as_array().unwrap() {
                         if value.get(name.as_str().unwrap()).is_none() {
-                            say(format!("lacks {name}"));
+                            report(format!("lacks {name}"));
                         }
                     }
                 }
                 "minimum" | "maximum" | "enum" | "required" => {}
                 "properties" | "additionalProperties" | "items" | "oneOf" | "anyOf" | "allOf" => {}
-                other => panic!("{at}: the word {other:?} of a schema is not understood"),
+                other => panic!("{at}: the schema keyword {other:?} is unknown"),
             }
         }
         self.check_inside(schema, value, at, found);
@@ -98,15 +98,15 @@ impl Document {
             }
         }
         let fits = |schema: &&Value| {
-            let mut complaints = Vec::new();
-            self.check(schema, value, at, &mut complaints);
-            complaints.is_empty()
+            let mut differences = Vec::new();
+            self.check(schema, value, at, &mut differences);
+            differences.is_empty()
         };
         let choices = |word: &str| schema.get(word).and_then(Value::as_array);
         if let Some(choices) = choices("oneOf").or(choices("anyOf"))
             && !choices.iter().any(|choice| fits(&choice))
         {
-            found.push(format!("{at}: fits none of what it may be, and is {value}"));
+            found.push(format!("{at}: matches no alternative, and is {value}"));
         }
         for all in choices("allOf").into_iter().flatten() {
             self.check(all, value, at, found);
@@ -114,7 +114,7 @@ impl Document {
     }
 }
 
-fn is(name: &str, value: &Value) -> bool {
+fn has_type(name: &str, value: &Value) -> bool {
     match name {
         "null" => value.is_null(),
         "boolean" => value.is_boolean(),
@@ -123,21 +123,24 @@ fn is(name: &str, value: &Value) -> bool {
         "string" => value.is_string(),
         "array" => value.is_array(),
         "object" => value.is_object(),
-        other => panic!("the type {other:?} is not understood"),
+        other => panic!("the type {other:?} is unknown"),
     }
 }
 
 #[test]
-fn what_does_not_fit_is_found() {
+fn differences_from_a_schema_are_found() {
     let schema = serde_json::json!({
         "type": "object", "required": ["a", "b"],
         "properties": {"a": {"type": "integer", "minimum": 0}, "b": {"type": ["string", "null"]}, "c": {"enum": ["x"]}}
     });
-    let document = Document(serde_json::json!({"paths": {"/r": {"get": {"responses": {
+    let document = OpenApiDocument(serde_json::json!({"paths": {"/r": {"get": {"responses": {
         "200": {"content": {"application/json": {"schema": schema}}}
     }}}}}));
-    let told = |status, media, body: Value| document.complaints("GET", "/r", status, media, &body);
-    assert_eq!(told(200, "application/json", serde_json::json!({"a": 1, "b": null, "c": "x"})), Vec::<String>::new());
+    let differences = |status, media, body: Value| document.differences("GET", "/r", status, media, &body);
+    assert_eq!(
+        differences(200, "application/json", serde_json::json!({"a": 1, "b": null, "c": "x"})),
+        Vec::<String>::new()
+    );
     for bad in [
         serde_json::json!({"a": 1}),
         serde_json::json!({"a": "1", "b": "x"}),
@@ -146,8 +149,8 @@ fn what_does_not_fit_is_found() {
         serde_json::json!({"a": 1, "b": "x", "c": "y"}),
         serde_json::json!({"a": 1, "b": "x", "d": 1}),
     ] {
-        assert_eq!(told(200, "application/json", bad.clone()).len(), 1, "{bad}");
+        assert_eq!(differences(200, "application/json", bad.clone()).len(), 1, "{bad}");
     }
-    assert!(told(404, "application/json", Value::Null)[0].contains("404"));
-    assert!(told(200, "text/html", Value::Null)[0].contains("text/html"));
+    assert!(differences(404, "application/json", Value::Null)[0].contains("404"));
+    assert!(differences(200, "text/html", Value::Null)[0].contains("text/html"));
 }
