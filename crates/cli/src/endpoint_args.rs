@@ -128,9 +128,7 @@ pub(crate) fn call_agent<T>(request: impl Future<Output = Result<T, ClientError>
 /// Adds the next step to an agent's error.
 pub(crate) fn with_hint(error: ClientError) -> anyhow::Error {
     let hint = match error.code() {
-        Some("not_allowed" | "not_your_account") => {
-            "run this as root or as the agent's user, or set GPUPOOL_TOKEN to an administrator's token"
-        }
+        Some("not_allowed" | "not_your_account") => "run this as root or as the agent's user, or set GPUPOOL_TOKEN",
         Some("no_capacity") => "omit --no-wait to wait, or run `gpupool status` to see the leases",
         Some("token_unknown") => "create one on the agent's machine: gpupool token create --owner NAME",
         // The message contains its causes already.

@@ -143,7 +143,7 @@ impl GpuWorkerManager {
             let gpu_slot = lease_manager.worker_slot(id, granted);
             let mut slot = worker_slot(id);
             slot.environment.extend(gpu_slot.environment);
-            self.context.remote.add_worker(WorkerSlot { environment: slot.environment, ..gpu_slot });
+            self.context.run_handle.add_worker(WorkerSlot { environment: slot.environment, ..gpu_slot });
         }
     }
 
@@ -151,7 +151,7 @@ impl GpuWorkerManager {
         self.set_state(slot, GpuSlotState::Requested);
         self.context.printer.warn(format_args!("lost a GPU ({why}); its tasks continue on other workers"));
         for id in self.worker_ids(slot) {
-            self.context.remote.withdraw_worker(id, why);
+            self.context.run_handle.withdraw_worker(id, why);
         }
     }
 
@@ -210,7 +210,7 @@ impl GpuMemoryLimit {
             return false;
         };
         let mut is_known = true;
-        for worker in self.context.remote.stats().workers {
+        for worker in self.context.run_handle.stats().workers {
             let Some(pid) = worker.pid else { continue };
             let tree = ProcFs::system().descendants(pid).unwrap_or_default();
             let pids: Vec<u32> = tree.iter().map(|process| process.pid).chain([pid]).collect();
@@ -219,7 +219,7 @@ impl GpuMemoryLimit {
                 None => is_known = false,
                 Some(used) if used > self.allowed => {
                     let excess = BoundExceeded::DeviceMemory { used, allowed: self.allowed };
-                    self.context.remote.report_exceeded_bound(worker.id, pid, excess);
+                    self.context.run_handle.report_exceeded_bound(worker.id, pid, excess);
                 }
                 Some(_) => {}
             }

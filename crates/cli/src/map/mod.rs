@@ -63,7 +63,7 @@ Exit status:
 /// State that the threads of a run share.
 #[derive(Debug, Clone)]
 struct MapContext {
-    remote: RunHandle,
+    run_handle: RunHandle,
     stop: RunStopper,
     printer: MessagePrinter,
     tasks: OpenTasks,
@@ -92,7 +92,7 @@ pub(crate) fn run(map: &MapArgs) -> anyhow::Result<ExitCode> {
     let mode = ProgressMode::detect(is_shown, !(map.json || map.ungroup || reads_terminal));
     let skipped = finished.as_ref().map_or(0, FinishedTasks::count);
     let context = MapContext {
-        remote: dispatcher.handle(),
+        run_handle: dispatcher.handle(),
         stop: RunStopper::new(dispatcher.handle()),
         printer: MessagePrinter { is_quiet: map.quiet || map.json, bars: mode.bars() },
         tasks: OpenTasks::default(),

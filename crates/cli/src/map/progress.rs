@@ -95,7 +95,7 @@ fn print_lines(context: &MapContext, end: &RunEndSignal) {
     let mut rates = TaskRates::default();
     rates.rate("", 0, Instant::now());
     while !end.wait(LINE_INTERVAL) {
-        let stats = context.remote.stats();
+        let stats = context.run_handle.stats();
         let rate = rates.rate("", finished_tasks(&stats), Instant::now());
         let total = *lock(&context.total);
         context.printer.warn(summary_line(&stats, total, rate));
@@ -111,7 +111,7 @@ fn draw_bars(context: &MapContext, bars: &MultiProgress, end: &RunEndSignal) {
     }
     let bar = bars.add(bar);
     loop {
-        let (stats, waiting) = (context.remote.stats(), context.waiting.distinct_texts());
+        let (stats, waiting) = (context.run_handle.stats(), context.waiting.distinct_texts());
         let page =
             ProgressPage { stats: &stats, tasks: &context.tasks, total: *lock(&context.total), waiting: &waiting };
         let (format, height) = stderr_format();

@@ -31,31 +31,31 @@ pub(super) enum StopReason {
 /// Stops a run, from any thread.
 #[derive(Debug, Clone)]
 pub(super) struct RunStopper {
-    remote: RunHandle,
+    run_handle: RunHandle,
     reason: Arc<Mutex<Option<StopReason>>>,
 }
 
 impl RunStopper {
-    pub fn new(remote: RunHandle) -> Self {
-        Self { remote, reason: Arc::default() }
+    pub fn new(run_handle: RunHandle) -> Self {
+        Self { run_handle, reason: Arc::default() }
     }
 
     /// Kills the running tasks.
     pub fn now(&self, reason: StopReason) {
         lock(&self.reason).get_or_insert(reason);
-        self.remote.cancel();
+        self.run_handle.cancel();
     }
 
     /// Lets running tasks finish and starts no others.
     pub fn soon(&self, reason: StopReason) {
         lock(&self.reason).get_or_insert(reason);
-        self.remote.cancel_pending();
+        self.run_handle.cancel_pending();
     }
 
     /// Runs the tasks submitted so far, then fails.
     pub fn after_queue(&self, error: anyhow::Error) {
         lock(&self.reason).get_or_insert(StopReason::Failed(error));
-        self.remote.close();
+        self.run_handle.close();
     }
 
     pub fn is_stopped(&self) -> bool {

@@ -55,7 +55,7 @@ pub(super) enum TaskTemplate {
 impl TaskFeeder {
     pub fn start(mut self) -> anyhow::Result<()> {
         let feed = move || match self.feed() {
-            Ok(()) => self.context.remote.close(),
+            Ok(()) => self.context.run_handle.close(),
             Err(FeedError::Input(error)) => self.context.stop.after_queue(error),
             Err(FeedError::JobLog(error)) => self.context.stop.now(StopReason::Failed(error)),
         };
@@ -78,7 +78,7 @@ impl TaskFeeder {
             let id = TaskId(submitted);
             // Registered before it is submitted, because it may finish before this thread continues.
             lock(&self.context.tasks).insert(id, MapTask { seq, arguments, shown });
-            match self.context.remote.submit_blocking(payload) {
+            match self.context.run_handle.submit_blocking(payload) {
                 Ok(same) => debug_assert_eq!(same, id),
                 Err(refused) => {
                     lock(&self.context.tasks).remove(&id);

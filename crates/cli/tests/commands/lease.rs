@@ -149,5 +149,5 @@ async fn another_user_cannot_release_a_lease() {
     let Some(mut release) = command_as_nobody(&agent, &["lease", "release", "1"]) else { return };
     FinishedCommand::run(&mut release).fails(1, &["belongs to", "GPUPOOL_TOKEN"]);
     let mut as_somebody = command_as_nobody(&agent, &["lease", "acquire", "--owner", "root"]).unwrap();
-    FinishedCommand::run(&mut as_somebody).fails(1, &["account of root"]);
+    FinishedCommand::run(&mut as_somebody).fails(1, &["owner is root"]);
 }

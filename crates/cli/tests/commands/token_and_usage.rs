@@ -19,7 +19,7 @@ async fn a_token_created_before_the_first_start_is_valid() {
     assert_eq!(lease["owner"], "alice");
     // The token has no administrator rights, even if the user is root.
     let mut list = command_in(home.path(), &["token", "list", "--endpoint", agent.address()]);
-    FinishedCommand::run(list.env("GPUPOOL_TOKEN", secret)).fails(1, &["alice is no administrator", "as root"]);
+    FinishedCommand::run(list.env("GPUPOOL_TOKEN", secret)).fails(1, &["alice is not an administrator", "as root"]);
 }
 
 #[tokio::test]
@@ -53,9 +53,9 @@ async fn tokens_are_created_listed_and_revoked_with_and_without_an_agent() {
 async fn only_administrators_create_tokens_and_faults() {
     let agent = TestAgent::builder(BINARY).simulate("1xH100").start().await;
     let Some(mut create) = command_as_nobody(&agent, &["token", "create", "--owner", "me", "--admin"]) else { return };
-    FinishedCommand::run(&mut create).fails(1, &["is no administrator", "as root", "GPUPOOL_TOKEN"]);
+    FinishedCommand::run(&mut create).fails(1, &["is not an administrator", "as root", "GPUPOOL_TOKEN"]);
     FinishedCommand::run(&mut command_as_nobody(&agent, &["simulate", "fault", "lost"]).unwrap())
-        .fails(1, &["is no administrator"]);
+        .fails(1, &["is not an administrator"]);
     // Reading is allowed.
     FinishedCommand::run(&mut command_as_nobody(&agent, &["status"]).unwrap()).success();
     FinishedCommand::run(&mut command_as_nobody(&agent, &["simulate", "list"]).unwrap()).success();
