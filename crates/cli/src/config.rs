@@ -1,4 +1,4 @@
-//! `gpupool config`: what is in effect and where it came from, and what is probably not meant.
+//! `gpupool config`: shows and checks the configuration of this machine.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,44 +9,45 @@ use gpupool_config::{
     findings_as_text, load_config,
 };
 
-use crate::output::answer;
+use crate::output::print_output;
 
-/// The configuration of this machine, as flags aside it is read from the environment and the file.
 #[derive(Subcommand)]
-pub(crate) enum Config {
-    /// Every value in effect, and where it came from.
-    Show(Which),
-    /// What is wrong or probably not meant, and what to do. Exits with 1 if anything is wrong.
-    Check(Which),
+pub(crate) enum ConfigCommand {
+    /// Print every setting in effect and its origin.
+    Show(ConfigFileArgs),
+    /// Report errors and likely mistakes in the configuration.
+    ///
+    /// Exits with 1 if the configuration has errors.
+    Check(ConfigFileArgs),
 }
 
-/// Which configuration, and how to answer.
+/// Options of the configuration commands.
 #[derive(Args)]
-pub(crate) struct Which {
-    /// The configuration file, in place of GPUPOOL_CONFIG or the usual places.
+pub(crate) struct ConfigFileArgs {
+    /// Configuration file to read instead of GPUPOOL_CONFIG or the default file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-impl Which {
+impl ConfigFileArgs {
     fn inputs(&self) -> anyhow::Result<ConfigInputs> {
         Ok(ConfigInputs::from_system(FlagValues::default(), self.config.as_deref(), ConfigConsumer::All)?)
     }
 }
 
-pub(crate) fn run(command: &Config) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &ConfigCommand) -> anyhow::Result<ExitCode> {
     match command {
-        Config::Show(which) => {
-            let loaded = load_config(&which.inputs()?)?;
-            answer(which.json, &loaded.as_json(), || loaded.as_text())
+        ConfigCommand::Show(arguments) => {
+            let loaded = load_config(&arguments.inputs()?)?;
+            print_output(arguments.json, &loaded.as_json(), || loaded.as_text())
         }
-        Config::Check(which) => {
-            let inputs = which.inputs()?;
+        ConfigCommand::Check(arguments) => {
+            let inputs = arguments.inputs()?;
             let findings = check_config(&inputs, |loaded| MachineFacts::gather(loaded, &inputs));
-            let done = answer(which.json, &findings_as_json(&findings), || findings_as_text(&findings))?;
+            let done = print_output(arguments.json, &findings_as_json(&findings), || findings_as_text(&findings))?;
             let is_broken = findings.iter().any(|finding| finding.severity == ConfigSeverity::Error);
             Ok(if is_broken { ExitCode::FAILURE } else { done })
         }

@@ -1,4 +1,4 @@
-//! `gpupool devices`: the devices of this machine, of a capture, or of a simulation.
+//! `gpupool devices`: lists the GPUs of this machine, of a capture or of a simulation.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,45 +17,45 @@ use gpupool_devices::{
     SourceChoice, SourceError, SourcePaths, SourceProbe, SourceReading,
 };
 
-use crate::output::answer;
-use crate::terminal::{Column, Paint, Screen, Table, known};
+use crate::output::print_output;
+use crate::terminal::{TableColumn, TerminalFormat, TextStyle, TextTable, or_unknown};
 
-/// How long a source may take to answer.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// How long one run of a tool may take: shorter, so that the tool is what is said to hang.
+/// Maximum time for a source to return a reading.
+const SOURCE_DEADLINE: Duration = Duration::from_secs(10);
+/// Maximum run time of a vendor tool; below the source's deadline, so that the error names the tool.
 const TOOL_DEADLINE: Duration = Duration::from_secs(8);
 
-/// Which devices, and how to answer.
+/// Options of `gpupool devices`.
 #[derive(Args)]
-pub(crate) struct Devices {
-    /// A captured tool output (`-` for standard input), sysfs root, KFD tree, folder or archive of such, instead of this
-    /// machine.
+pub(crate) struct DevicesArgs {
+    /// Read a capture instead of this machine: tool output (`-` for standard input), a sysfs or KFD tree, a folder or
+    /// an archive.
     #[arg(long, value_name = "PATH", conflicts_with = "simulate")]
     from: Option<PathBuf>,
-    /// The format of the capture, where it should not be guessed.
+    /// Format of the capture [default: auto].
     #[arg(long = "as", value_name = "FORMAT", requires = "from", long_help = format_help())]
-    format: Option<As>,
-    /// Devices that do not exist: 4xH100, 2xMI300X,1xRTX4090, or a TOML file.
+    format: Option<CaptureFormatArg>,
+    /// List simulated GPUs, such as 4xH100 or 2xMI300X,1xRTX4090, or those of a TOML file.
     #[arg(long, value_name = "SPEC")]
     simulate: Option<String>,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long, conflicts_with = "table")]
     json: bool,
-    /// Answer in a table, which is what happens without being asked for.
+    /// Print a table (default).
     #[arg(long)]
     table: bool,
 }
 
-/// A format that was named: one of them, or the one that is guessed.
+/// Value of `--as`; `None` detects the format.
 #[derive(Clone, Copy)]
-struct As(Option<CaptureFormat>);
+struct CaptureFormatArg(Option<CaptureFormat>);
 
-impl FromStr for As {
+impl FromStr for CaptureFormatArg {
     type Err = UnknownCaptureFormat;
 
     fn from_str(text: &str) -> Result<Self, UnknownCaptureFormat> {
         match text {
-            // Which form of a tool's output it is can be told from the output.
+            // The output itself tells which format of the tool it has.
             "auto" | "nvidia-smi" | "amd-smi" | "rocm-smi" => Ok(Self(None)),
             _ => text.parse().map(|format| Self(Some(format))),
         }
@@ -63,24 +63,24 @@ impl FromStr for As {
 }
 
 fn format_help() -> String {
-    format!("The format of the capture, where it should not be guessed. One of: auto, {}", CaptureFormat::names())
+    format!("Format of the capture [default: auto].\n\nAllowed: auto, {}", CaptureFormat::names())
 }
 
-/// What was found, or why nothing was.
-struct Answer {
+/// Devices found, and the error if they could not be read.
+struct DeviceListing {
     snapshot: SourceReading,
     error: Option<ErrorReport>,
 }
 
-pub(crate) fn run(arguments: &Devices) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &DevicesArgs) -> anyhow::Result<ExitCode> {
     let found = match (&arguments.from, &arguments.simulate) {
-        (Some(path), _) => captured(path, arguments.format.and_then(|As(format)| format)),
-        (None, Some(spec)) => simulated(spec)?,
-        (None, None) => read()?,
+        (Some(path), _) => list_capture(path, arguments.format.and_then(|CaptureFormatArg(format)| format)),
+        (None, Some(spec)) => list_simulated(spec)?,
+        (None, None) => read_machine()?,
     };
     let failed = found.error.is_some();
     let report = DevicesReport::new(&found.snapshot, found.error);
-    let done = answer(arguments.json, &report, || page(&report))?;
+    let done = print_output(arguments.json, &report, || devices_page(&report))?;
     if !arguments.json {
         for warning in &report.warnings {
             eprintln!("warning: {warning}");
@@ -92,53 +92,52 @@ pub(crate) fn run(arguments: &Devices) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { done })
 }
 
-fn captured(path: &Path, format: Option<CaptureFormat>) -> Answer {
+fn list_capture(path: &Path, format: Option<CaptureFormat>) -> DeviceListing {
     let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
     match capture::read_capture(path, format) {
-        Ok(snapshot) => Answer { snapshot, error: None },
-        Err(error) => Answer {
+        Ok(snapshot) => DeviceListing { snapshot, error: None },
+        Err(error) => DeviceListing {
             snapshot: SourceReading::default(),
             error: Some(ErrorReport { code: error.code(), message: error.to_string() }),
         },
     }
 }
 
-/// Where this machine keeps things, as far as the environment says otherwise.
-pub(crate) fn places() -> SourcePaths {
+/// Paths and tools to read devices from; environment variables can override them.
+pub(crate) fn source_paths() -> SourcePaths {
     SourcePaths::from_env(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
 }
 
-/// What each source of this machine answers, each on a thread of its own.
+/// Reads every source of this machine, each on its own thread.
 pub(crate) fn read_sources(places: &SourcePaths) -> anyhow::Result<Vec<SourceResult>> {
     let choice: SourceChoice = std::env::var("GPUPOOL_BACKEND").unwrap_or_default().parse()?;
-    let start = |source| SourceProbe::start(source, DEADLINE).context("cannot start a thread to read devices");
+    let start = |source| SourceProbe::start(source, SOURCE_DEADLINE).context("cannot start a thread to read devices");
     let mut probes =
         choice.open_sources(places, TOOL_DEADLINE).into_iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
     probes.iter_mut().for_each(SourceProbe::request_reading);
-    let answer = |probe: &mut SourceProbe| {
-        let answer = probe.wait_reading();
-        SourceResult { kind: answer.kind, result: answer.result }
+    let read = |probe: &mut SourceProbe| {
+        let reading = probe.wait_reading();
+        SourceResult { kind: reading.kind, result: reading.result }
     };
-    Ok(probes.iter_mut().map(answer).collect())
+    Ok(probes.iter_mut().map(read).collect())
 }
 
-/// The devices of this machine, with the processes on them named.
-fn read() -> anyhow::Result<Answer> {
-    let places = places();
-    let mut answer = together(read_sources(&places)?);
-    HostProcessResolver::new(&places).resolve_processes(&mut answer.snapshot);
-    Ok(answer)
+/// Reads the devices of this machine and resolves the processes on them.
+fn read_machine() -> anyhow::Result<DeviceListing> {
+    let places = source_paths();
+    let mut listing = merge_sources(read_sources(&places)?);
+    HostProcessResolver::new(&places).resolve_processes(&mut listing.snapshot);
+    Ok(listing)
 }
 
-/// Devices that do not exist.
-fn simulated(spec: &str) -> anyhow::Result<Answer> {
+fn list_simulated(spec: &str) -> anyhow::Result<DeviceListing> {
     let (mut source, _control) = SimulatedSource::new(&SimulationSpec::load(spec)?, monotonic_clock());
-    Ok(Answer { snapshot: source.read()?, error: None })
+    Ok(DeviceListing { snapshot: source.read()?, error: None })
 }
 
-/// All sources as one machine. One that is not here is no trouble; one that fails is a warning beside devices of
-/// others, and the error where there is no device at all.
-fn together(results: Vec<SourceResult>) -> Answer {
+/// Merges the sources into one listing. Sources that are not present are skipped. A failed source adds a warning if
+/// other sources found devices, otherwise it is the error of the listing.
+fn merge_sources(results: Vec<SourceResult>) -> DeviceListing {
     let mut snapshot = SourceReading::default();
     let mut errors = Vec::new();
     for SourceResult { kind, result } in results {
@@ -151,61 +150,61 @@ fn together(results: Vec<SourceResult>) -> Answer {
     let mut error = None;
     for (kind, failed) in errors {
         let code = failed.code();
-        let message = format!("{kind}: {failed}; `gpupool doctor` says what to do");
+        let message = format!("{kind}: {failed}; run `gpupool doctor` for a remedy");
         if snapshot.devices.is_empty() && error.is_none() {
             error = Some(ErrorReport { code, message });
         } else {
             snapshot.warn(message);
         }
     }
-    Answer { snapshot, error }
+    DeviceListing { snapshot, error }
 }
 
-/// One line for each device, then how they are joined.
-fn page(report: &DevicesReport) -> String {
+/// Formats one line per device, then the links between devices.
+fn devices_page(report: &DevicesReport) -> String {
     if report.devices.is_empty() {
         return if report.error.is_none() { "no GPU found\n".into() } else { String::new() };
     }
-    let mut table = Table::new([
-        Column::number("GPU"),
-        Column::words("NAME"),
-        Column::words("PCI"),
-        Column::number("MEMORY MiB"),
-        Column::number("BUSY"),
-        Column::number("TEMP"),
-        Column::number("POWER"),
-        Column::number("PROC"),
-        Column::words("HEALTH"),
+    let mut table = TextTable::new([
+        TableColumn::number("GPU"),
+        TableColumn::text("NAME"),
+        TableColumn::text("PCI"),
+        TableColumn::number("MEMORY MiB"),
+        TableColumn::number("BUSY"),
+        TableColumn::number("TEMP"),
+        TableColumn::number("POWER"),
+        TableColumn::number("PROC"),
+        TableColumn::text("HEALTH"),
     ]);
     for device in &report.devices {
-        table.row(row(device), Paint::Plain);
+        table.add_row(device_row(device), TextStyle::Plain);
     }
-    table.render(Screen { width: None, colours: false }) + &links(&report.links)
+    table.render(TerminalFormat { width: None, colours: false }) + &link_lines(&report.links)
 }
 
-fn row(device: &DeviceReport) -> [String; 9] {
+fn device_row(device: &DeviceReport) -> [String; 9] {
     let has = |field: &str| device.unsupported.contains(&field) || device.failed.contains_key(field);
     let power = match (device.power_w, device.power_limit_w) {
-        (None, None) => known(None::<f64>),
+        (None, None) => or_unknown(None::<f64>),
         (draw, limit) => {
-            let watts = |watts: Option<f64>| known(watts.map(|watts| format!("{watts:.0}")));
+            let watts = |watts: Option<f64>| or_unknown(watts.map(|watts| format!("{watts:.0}")));
             format!("{}/{} W", watts(draw), watts(limit))
         }
     };
     [
         device.gpu_id.to_string(),
-        name(device),
-        known(device.pci.clone()),
-        memory(device),
-        known(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
-        known(device.temperature_c.map(|degrees| format!("{degrees}°C"))),
+        device_name(device),
+        or_unknown(device.pci.clone()),
+        memory_cell(device),
+        or_unknown(device.utilization_percent.map(|busy| format!("{busy:.0}%"))),
+        or_unknown(device.temperature_c.map(|degrees| format!("{degrees}°C"))),
         power,
-        known((!has("processes")).then_some(device.processes.len())),
-        health(device),
+        or_unknown((!has("processes")).then_some(device.processes.len())),
+        health_cell(device),
     ]
 }
 
-fn name(device: &DeviceReport) -> String {
+fn device_name(device: &DeviceReport) -> String {
     let name = device.name.as_deref().unwrap_or("unknown GPU");
     match &device.partition {
         None => name.to_owned(),
@@ -219,26 +218,26 @@ fn name(device: &DeviceReport) -> String {
     }
 }
 
-fn memory(device: &DeviceReport) -> String {
+fn memory_cell(device: &DeviceReport) -> String {
     if device.unified_memory {
         return "shared".to_owned();
     }
-    format!("{}/{}", known(device.memory_used_mib), known(device.memory_total_mib))
+    format!("{}/{}", or_unknown(device.memory_used_mib), or_unknown(device.memory_total_mib))
 }
 
-fn health(device: &DeviceReport) -> String {
+fn health_cell(device: &DeviceReport) -> String {
     if device.asleep {
         return "asleep".to_owned();
     }
-    let state = known(device.health);
+    let state = or_unknown(device.health);
     match &device.health_reason {
         Some(reason) => format!("{state}: {reason}"),
         None => state,
     }
 }
 
-/// One line for each kind of link: `nvlink ×12: 0-1 0-2 1-2`.
-fn links(links: &[LinkReport]) -> String {
+/// Formats one line per kind of link, such as `nvlink ×12: 0-1 0-2 1-2`.
+fn link_lines(links: &[LinkReport]) -> String {
     let mut by_kind: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for link in links {
         let kind = match (link.lanes, link.hops) {

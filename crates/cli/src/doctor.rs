@@ -1,4 +1,4 @@
-//! `gpupool doctor`: what is wrong with the GPUs of this machine, and what to do about it.
+//! `gpupool doctor`: diagnoses problems with the GPUs of this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,81 +15,88 @@ use gpupool_devices::doctor::{
 use serde::Serialize;
 use serde_json::json;
 
-use crate::devices::{places, read_sources};
-use crate::output::{write_json, write_text};
+use crate::devices::{read_sources, source_paths};
+use crate::output::{print_json, print_text};
 
-/// How to answer, and what to collect.
+/// Options of `gpupool doctor`.
 #[derive(Args)]
-pub(crate) struct Doctor {
-    /// Answer in JSON.
+pub(crate) struct DoctorArgs {
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Also collect what a maintainer needs into this archive (.tar.gz), for `gpupool devices --from`.
+    /// Write a support archive (.tar.gz) that `gpupool devices --from` can read.
     ///
-    /// Serial numbers, process names and the host's name are replaced in it.
+    /// Serial numbers, process names and the host name are replaced in the archive.
     #[arg(long, value_name = "FILE")]
     bundle: Option<PathBuf>,
-    /// Replace UUIDs in the archive too, each by the same other one everywhere.
+    /// Replace UUIDs in the archive as well, each consistently by the same other UUID.
     #[arg(long, requires = "bundle")]
     redact_uuids: bool,
-    /// Replace nothing in the archive.
+    /// Keep all identities in the archive.
     #[arg(long, requires = "bundle", conflicts_with = "redact_uuids")]
     no_redact: bool,
-    /// Also run tools that wake a GPU that sleeps.
+    /// Run tools for the archive even if they wake a sleeping GPU.
     #[arg(long, requires = "bundle")]
     wake: bool,
 }
 
 #[derive(Serialize)]
-struct Limit {
-    /// What is limited.
+struct LimitReport {
+    /// Limited resource.
     limit: &'static str,
-    /// `kernel`, `looking` or `nothing`.
+    /// Mechanism: `kernel`, `looking` (polling) or `nothing`.
     by: &'static str,
-    /// The same for people, with the reason.
+    /// Description of the mechanism and its reason.
     how: String,
 }
 
-pub(crate) fn run(arguments: &Doctor) -> anyhow::Result<ExitCode> {
-    let places = places();
-    let evidence = DoctorEvidence::gather(&places, &|name| std::env::var(name).ok(), read_sources(&places)?);
+pub(crate) fn run(arguments: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let paths = source_paths();
+    let evidence = DoctorEvidence::gather(&paths, &|name| std::env::var(name).ok(), read_sources(&paths)?);
     let findings = diagnose(&evidence);
-    let bundled = arguments.bundle.as_deref().map(|path| bundle(arguments, &places, &evidence, path)).transpose()?;
+    let bundle_message =
+        arguments.bundle.as_deref().map(|path| write_bundle(arguments, &paths, &evidence, path)).transpose()?;
     let cgroups = CgroupManager::detect();
-    let (confinement, limits) = (cgroups.describe(), limits(&cgroups));
+    let (confinement, limits) = (cgroups.describe(), job_limits(&cgroups));
     if arguments.json {
-        write_json(&json!({"findings": findings, "confinement": confinement, "limits": limits}))?;
+        print_json(&json!({"findings": findings, "confinement": confinement, "limits": limits}))?;
     } else {
         let findings = render_findings(&evidence, &findings);
-        let limits: String = limits.iter().map(|Limit { limit, how, .. }| format!("  {limit:<12} {how}\n")).collect();
-        write_text(&format!("{findings}Jobs are confined by: {confinement}.\nTheir limits are kept:\n{limits}"))?;
+        let limits: String =
+            limits.iter().map(|LimitReport { limit, how, .. }| format!("  {limit:<12} {how}\n")).collect();
+        print_text(&format!("{findings}Jobs are confined by: {confinement}.\nLimits on jobs:\n{limits}"))?;
     }
-    if let Some(said) = bundled {
-        eprintln!("{said}");
+    if let Some(message) = bundle_message {
+        eprintln!("{message}");
     }
     let broken = findings.iter().any(|finding| finding.severity == DoctorSeverity::Error);
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// By what each limit of a job of this user would be kept.
-fn limits(cgroups: &CgroupManager) -> Vec<Limit> {
+/// Describes how each limit of a job of this user would be enforced.
+fn job_limits(cgroups: &CgroupManager) -> Vec<LimitReport> {
     let by = |means: &EnforcementMethod| match means {
         EnforcementMethod::Kernel(_) => "kernel",
         EnforcementMethod::Polling { .. } => "looking",
         EnforcementMethod::Unenforced { .. } => "nothing",
     };
-    let told = BoundsEnforcement::for_cgroups(cgroups);
-    told.bounds().map(|(limit, means)| Limit { limit, by: by(means), how: means.to_string() }).collect()
+    let enforcement = BoundsEnforcement::for_cgroups(cgroups);
+    enforcement.bounds().map(|(limit, means)| LimitReport { limit, by: by(means), how: means.to_string() }).collect()
 }
 
-/// Writes the archive, and says what is in it.
-fn bundle(arguments: &Doctor, places: &SourcePaths, evidence: &DoctorEvidence, path: &Path) -> anyhow::Result<String> {
-    let mut wish = BundleRequest::new(env!("CARGO_PKG_VERSION"), SystemTime::now());
-    wish.wake = arguments.wake;
-    wish.redact = RedactionOptions { identities: !arguments.no_redact, uuids: arguments.redact_uuids };
-    let bundle = DiagnosticBundle::collect(places, evidence, &wish);
-    let hint = "give the path of a file that does not exist yet";
+/// Writes the archive and returns a message about it.
+fn write_bundle(
+    arguments: &DoctorArgs,
+    paths: &SourcePaths,
+    evidence: &DoctorEvidence,
+    path: &Path,
+) -> anyhow::Result<String> {
+    let mut request = BundleRequest::new(env!("CARGO_PKG_VERSION"), SystemTime::now());
+    request.wake = arguments.wake;
+    request.redact = RedactionOptions { identities: !arguments.no_redact, uuids: arguments.redact_uuids };
+    let bundle = DiagnosticBundle::collect(paths, evidence, &request);
+    let hint = "choose a file that does not exist yet";
     bundle.write_to(path).with_context(|| format!("cannot write {}; {hint}", path.display()))?;
     let path = path.display();
-    Ok(format!("wrote {} files to {path}; read it back with: gpupool devices --from {path}", bundle.files().count()))
+    Ok(format!("Wrote {} files to {path}. To read them: gpupool devices --from {path}", bundle.files().count()))
 }

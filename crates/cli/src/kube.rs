@@ -1,4 +1,4 @@
-//! `gpupool kube check FILE`: what the pods of a manifest ask for.
+//! `gpupool kube check`: reports the GPUs that the pods of a manifest request.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -13,50 +13,49 @@ use gpupool_kube::{CheckedPod, MAX_MANIFEST_BYTES, PodVerdict};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::output::answer;
-use crate::units::{count, mib_up};
+use crate::output::print_output;
+use crate::units::{mib_rounded_up, plural};
 
-/// Kubernetes manifests.
 #[derive(Subcommand)]
-pub(crate) enum Kube {
-    /// Say what the pods of a manifest ask for, and what is wrong with it.
+pub(crate) enum KubeCommand {
+    /// Report the GPU request of each pod in a manifest.
     ///
-    /// Exits with 0 if every document is fine and with 1 if any is not.
-    Check(Check),
+    /// Exits with 1 if a document has an error.
+    Check(KubeCheckArgs),
 }
 
-/// Which manifest, and how to answer.
+/// Options of `gpupool kube check`.
 #[derive(Args)]
-pub(crate) struct Check {
-    /// The manifest, YAML or JSON; `-` for standard input.
+pub(crate) struct KubeCheckArgs {
+    /// Manifest in YAML or JSON; `-` for standard input.
     file: PathBuf,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(command: &Kube) -> anyhow::Result<ExitCode> {
-    let Kube::Check(check) = command;
-    let all = gpupool_kube::check_manifest(&read(&check.file)?);
-    let objects: Vec<ObjectAnswer<'_>> = all.iter().map(object).collect();
-    let done = answer(check.json, &objects, || all.iter().map(line).collect())?;
-    anyhow::ensure!(!all.is_empty(), "{} holds no document; write a Pod into it", check.file.display());
+pub(crate) fn run(command: &KubeCommand) -> anyhow::Result<ExitCode> {
+    let KubeCommand::Check(check) = command;
+    let all = gpupool_kube::check_manifest(&read_manifest(&check.file)?);
+    let objects: Vec<ObjectReport<'_>> = all.iter().map(object_report).collect();
+    let done = print_output(check.json, &objects, || all.iter().map(object_line).collect())?;
+    anyhow::ensure!(!all.is_empty(), "{} contains no document; add a Pod", check.file.display());
     let fine = all.iter().all(|checked| checked.verdict.is_ok());
     Ok(if fine { done } else { ExitCode::FAILURE })
 }
 
-/// Reads no more than is needed to see that there is too much.
-fn read(file: &Path) -> anyhow::Result<String> {
+/// Reads the manifest, at most one byte more than the size limit.
+fn read_manifest(file: &Path) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     let limit = MAX_MANIFEST_BYTES as u64 + 1;
     if file == Path::new("-") {
         io::stdin().take(limit).read_to_end(&mut bytes).context("cannot read standard input")?;
     } else {
         File::open(file).and_then(|file| file.take(limit).read_to_end(&mut bytes)).with_context(|| {
-            format!("cannot read {}; give the path of a manifest, or - for standard input", file.display())
+            format!("cannot read {}; give the path of a manifest, or - to read standard input", file.display())
         })?;
     }
-    // A cut through the last character of what is too long anyway must not look like a wrong encoding.
+    // A manifest cut in the middle of a character is too long, not badly encoded.
     if bytes.len() > MAX_MANIFEST_BYTES {
         return Ok(String::from_utf8_lossy(&bytes).into_owned());
     }
@@ -64,57 +63,57 @@ fn read(file: &Path) -> anyhow::Result<String> {
         .with_context(|| format!("{} is not UTF-8 text; save it as UTF-8 and try again", file.display()))
 }
 
-fn line(checked: &CheckedPod) -> String {
-    let what = match &checked.verdict {
-        Ok(PodVerdict::Gpu(request)) => format!("asks for {}", sentence(request)),
-        Ok(PodVerdict::NoGpu) => "asks for no GPU".to_owned(),
+fn object_line(checked: &CheckedPod) -> String {
+    let verdict = match &checked.verdict {
+        Ok(PodVerdict::Gpu(request)) => format!("requests {}", describe_request(request)),
+        Ok(PodVerdict::NoGpu) => "requests no GPU".to_owned(),
         Err(error) => format!("error: {error}"),
     };
-    format!("{}: {what}\n", subject(checked))
+    format!("{}: {verdict}\n", object_name(checked))
 }
 
-fn subject(checked: &CheckedPod) -> String {
+fn object_name(checked: &CheckedPod) -> String {
     if checked.kind.is_empty() {
         return format!("document {}", checked.document);
     }
     let kind = checked.kind.to_lowercase();
     let name = checked.name.as_deref().unwrap_or("(no name)");
-    // Escaped, because a manifest is somebody else's text and this goes to a terminal.
+    // Escaped, because the manifest is foreign text that is printed to a terminal.
     format!("{} {}/{}", kind.escape_debug(), checked.namespace.escape_debug(), name.escape_debug())
 }
 
-fn sentence(request: &Request) -> String {
-    let gpus = count(request.gpus, "GPU");
+fn describe_request(request: &Request) -> String {
+    let gpus = plural(request.gpus, "GPU");
     let vendor = request.select.vendor.map_or_else(String::new, |vendor| format!(" ({vendor})"));
-    let mut said = match request.amount {
+    let mut text = match request.amount {
         RequestedAmount::Whole => format!("{gpus}{vendor}, whole"),
         RequestedAmount::Both(Share::WHOLE, memory) => {
             format!("{gpus}{vendor}, whole, with at least {memory} of memory")
         }
         RequestedAmount::Share(share) => format!("{share} of {gpus}{vendor}"),
         RequestedAmount::Both(share, memory) => format!("{share} of {gpus}{vendor}, {memory} of its memory"),
-        RequestedAmount::Memory(memory) => format!("{memory} of the memory of {gpus}{vendor}"),
-        RequestedAmount::Shared => format!("a place on {gpus}{vendor} shared with others"),
+        RequestedAmount::Memory(memory) => format!("{memory} of memory on {gpus}{vendor}"),
+        RequestedAmount::Shared => format!("an equal share of {gpus}{vendor}"),
     };
-    let _ = write!(said, ", isolation {}", request.isolation);
+    let _ = write!(text, ", isolation {}", request.isolation);
     if !request.cpus.is_zero() {
-        let _ = write!(said, ", {} {}", request.cpus, if request.cpus.0 == 1000 { "CPU" } else { "CPUs" });
+        let _ = write!(text, ", {} {}", request.cpus, if request.cpus.0 == 1000 { "CPU" } else { "CPUs" });
     }
     if !request.host_memory.is_zero() {
-        let _ = write!(said, ", {} MiB host memory", mib_up(request.host_memory));
+        let _ = write!(text, ", {} MiB host memory", mib_rounded_up(request.host_memory));
     }
     if request.priority != 0 {
-        let _ = write!(said, ", priority {}", request.priority);
+        let _ = write!(text, ", priority {}", request.priority);
     }
     if let Some(most) = request.max_duration {
-        let _ = write!(said, ", for at most {} s", most.0 / 1000);
+        let _ = write!(text, ", for at most {} s", most.0 / 1000);
     }
-    said
+    text
 }
 
-/// One object's answer for programs.
+/// Result for one object, as JSON.
 #[derive(Serialize)]
-struct ObjectAnswer<'a> {
+struct ObjectReport<'a> {
     document: usize,
     kind: &'a str,
     namespace: &'a str,
@@ -126,9 +125,9 @@ struct ObjectAnswer<'a> {
     error: Option<Value>,
 }
 
-fn object(checked: &CheckedPod) -> ObjectAnswer<'_> {
+fn object_report(checked: &CheckedPod) -> ObjectReport<'_> {
     let (verdict, request, error) = match &checked.verdict {
-        Ok(PodVerdict::Gpu(request)) => ("gpu", Some(body(request)), None),
+        Ok(PodVerdict::Gpu(request)) => ("gpu", Some(request_body(request)), None),
         Ok(PodVerdict::NoGpu) => ("no_gpu", None, None),
         Err(error) => {
             let (field, value, allowed) = (error.field(), error.value(), error.allowed());
@@ -138,21 +137,21 @@ fn object(checked: &CheckedPod) -> ObjectAnswer<'_> {
         }
     };
     let CheckedPod { document, kind, namespace, name, .. } = checked;
-    ObjectAnswer { document: *document, kind, namespace, name: name.as_deref(), verdict, request, error }
+    ObjectReport { document: *document, kind, namespace, name: name.as_deref(), verdict, request, error }
 }
 
-/// The request as `POST /v1/leases` takes it.
-fn body(request: &Request) -> RequestBody {
+/// Converts the request into the body of `POST /v1/leases`.
+fn request_body(request: &Request) -> RequestBody {
     let (fraction, memory) = request.amount.share_and_memory();
     RequestBody {
         gpus: Some(request.gpus),
         fraction: fraction.map(Share::as_fraction),
-        memory_mib: memory.map(mib_up),
+        memory_mib: memory.map(mib_rounded_up),
         sharing: request.amount == RequestedAmount::Shared,
         isolation: Some(request.isolation.name().to_owned()),
         select: SelectBody { vendor: request.select.vendor, ..SelectBody::default() },
         cpus: Some(request.cpus.0 as f64 / 1000.0),
-        host_memory_mib: Some(mib_up(request.host_memory)),
+        host_memory_mib: Some(mib_rounded_up(request.host_memory)),
         owner: Some(request.owner.clone()),
         worker_id: request.worker_id.clone(),
         labels: (*request.labels).clone(),

@@ -1,4 +1,4 @@
-//! `gpupool lease`: taking, keeping, giving back and listing leases by hand or in a script.
+//! `gpupool lease`: acquires, renews, releases and lists leases by hand or in a script.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,296 +18,316 @@ use jiff::Timestamp;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::connect::{Connect, ask, converse, explained};
-use crate::output::{WrongUsage, answer, note, write_json, write_text};
-use crate::signals::{Signals, exit_code};
-use crate::status::{GpuNames, all_leases, past, wish};
-use crate::terminal::{Column, Paint, Table, clean};
+use crate::endpoint_args::{EndpointArgs, block_on, call_agent, with_hint};
+use crate::output::{UsageError, print_json, print_note, print_output, print_text};
+use crate::request_args::RequestArgs;
+use crate::signals::{SignalListener, exit_code};
+use crate::status::{GpuNames, age, describe_request, fetch_leases};
+use crate::terminal::{TableColumn, TextStyle, TextTable, sanitize};
 use crate::units;
-use crate::wish::Wish;
 
-/// Longer than anybody waits.
-const FOR_EVER: Duration = Duration::from_secs(86_400 * 365);
-/// Between two tries to take hold again.
-const PAUSE: Duration = Duration::from_millis(250);
+/// Wait limit of a client of several endpoints: the user interrupts the command instead.
+const NO_WAIT_LIMIT: Duration = Duration::from_secs(86_400 * 365);
+/// Pause between two attempts to reconnect a held lease.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(250);
+
+/// Examples in the help of `gpupool lease`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  eval \"$(gpupool lease acquire --fraction 0.5 --ttl 1h --export)\"
+  gpupool lease renew                      # reads GPUPOOL_LEASE from above
+  gpupool lease release \"$GPUPOOL_LEASE\"
+  gpupool lease acquire --gpus 2 --hold    # until Ctrl-C
+  gpupool lease list --all --owner alice";
 
 #[derive(Subcommand)]
-pub(crate) enum Leases {
-    /// Take GPUs, and print the lease in JSON.
+pub(crate) enum LeaseCommand {
+    /// Acquire a lease and print it as JSON.
     ///
-    /// It ends with its ttl unless it is renewed, or held with --hold. `gpupool run` does all of it around a command.
-    Acquire(Box<Acquire>),
-    /// Keep a lease for another ttl.
-    Renew(Renew),
-    /// Give leases back, or stop waiting. Twice is harmless.
-    Release(Release),
-    /// Leases that are held or wait.
-    List(List),
+    /// Waits in the queue until the request is granted. The lease expires after its ttl unless it is renewed, or held
+    /// with --hold.
+    Acquire(Box<AcquireArgs>),
+    /// Renew a lease for another ttl.
+    Renew(RenewArgs),
+    /// Release leases, or cancel waiting requests.
+    ///
+    /// Releasing a lease twice is not an error.
+    Release(ReleaseArgs),
+    /// List active leases and waiting requests.
+    List(LeaseListArgs),
 }
 
-/// What to take, and how to tell.
+/// Options of `gpupool lease acquire`.
 #[derive(Args)]
-pub(crate) struct Acquire {
+pub(crate) struct AcquireArgs {
     #[command(flatten)]
-    wish: Wish,
-    /// How long it lives without a renewal; what the agent finds right unless given.
-    #[arg(long, value_name = "TIME", value_parser = units::some_time)]
+    request_args: RequestArgs,
+    /// Lifetime without a renewal, such as 10m [default: set by the agent].
+    #[arg(long, value_name = "TIME", value_parser = units::parse_nonzero_duration)]
     ttl: Option<Duration>,
-    /// How long it may be held at all: 2h. Others are let pass sooner by what says so.
-    #[arg(long, value_name = "TIME", value_parser = units::some_time)]
+    /// Maximum duration of the lease, such as 2h; requests with a limit can be backfilled sooner.
+    #[arg(long, value_name = "TIME", value_parser = units::parse_nonzero_duration)]
     max_duration: Option<Duration>,
-    /// Print lines for a shell: eval "$(gpupool lease acquire --export)".
+    /// Print export lines for a shell instead of JSON.
     #[arg(long)]
     export: bool,
-    /// Keep it until this command is ended (Ctrl-C, kill), in place of its ttl.
+    /// Hold the lease until this command ends (Ctrl-C, kill) instead of for its ttl.
     #[arg(long)]
     hold: bool,
     #[command(flatten)]
-    connect: Connect,
+    endpoint_args: EndpointArgs,
 }
 
-/// Which lease, and what shows that it is ours.
+/// Options of `gpupool lease renew`.
 #[derive(Args)]
-pub(crate) struct Renew {
-    /// The number of the lease; GPUPOOL_LEASE unless given.
+pub(crate) struct RenewArgs {
+    /// Id of the lease [default: $GPUPOOL_LEASE].
     id: Option<u64>,
-    /// The token it was granted with; GPUPOOL_FENCING_TOKEN unless given.
+    /// Fencing token of the lease [default: $GPUPOOL_FENCING_TOKEN].
     #[arg(long, value_name = "TOKEN")]
     token: Option<u64>,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    connect: Connect,
+    endpoint_args: EndpointArgs,
 }
 
-/// Which leases.
+/// Options of `gpupool lease release`.
 #[derive(Args)]
-pub(crate) struct Release {
-    /// The numbers of the leases.
+pub(crate) struct ReleaseArgs {
+    /// Ids of the leases.
     #[arg(required = true)]
     ids: Vec<u64>,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    connect: Connect,
+    endpoint_args: EndpointArgs,
 }
 
-/// Which leases, and how to answer.
+/// Options of `gpupool lease list`.
 #[derive(Args)]
-pub(crate) struct List {
-    /// Those that are over too, as far as the agent remembers them.
+pub(crate) struct LeaseListArgs {
+    /// Include ended leases that the agent still knows.
     #[arg(long)]
     all: bool,
-    /// Only this owner's.
+    /// List only leases of this owner.
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
-    /// Answer in JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    connect: Connect,
+    endpoint_args: EndpointArgs,
 }
 
-pub(crate) fn run(command: &Leases) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &LeaseCommand) -> anyhow::Result<ExitCode> {
     match command {
-        Leases::Acquire(arguments) => acquire(arguments),
-        Leases::Renew(arguments) => renew(arguments),
-        Leases::Release(arguments) => release(arguments),
-        Leases::List(arguments) => list(arguments),
+        LeaseCommand::Acquire(arguments) => acquire(arguments),
+        LeaseCommand::Renew(arguments) => renew(arguments),
+        LeaseCommand::Release(arguments) => release(arguments),
+        LeaseCommand::List(arguments) => list_leases(arguments),
     }
 }
 
-fn acquire(arguments: &Acquire) -> anyhow::Result<ExitCode> {
+fn acquire(arguments: &AcquireArgs) -> anyhow::Result<ExitCode> {
     let body = RequestBody {
         ttl_secs: arguments.ttl.map(|ttl| ttl.as_secs_f64()),
         max_duration_secs: arguments.max_duration.map(|most| most.as_secs_f64()),
-        ..arguments.wish.body()?
+        ..arguments.request_args.body()?
     };
-    if let Some(several) = arguments.connect.several()? {
-        return converse(at_any(arguments, several, body));
+    if let Some(several) = arguments.endpoint_args.several_endpoints()? {
+        return block_on(acquire_at_any(arguments, several, body));
     }
-    let client = arguments.connect.client()?;
-    converse(async {
-        let mut signals = Signals::listen_for_end()?;
-        match take(&client, body, &mut signals).await? {
-            Ok(guard) => keep(arguments, &client, guard, &mut signals, None).await,
+    let client = arguments.endpoint_args.client()?;
+    block_on(async {
+        let mut signals = SignalListener::listen_for_termination()?;
+        match wait_for_grant(&client, body, &mut signals).await? {
+            Ok(guard) => deliver_lease(arguments, &client, guard, &mut signals, None).await,
             Err(signal) => Ok(ExitCode::from(exit_code(signal))),
         }
     })
 }
 
-/// From whichever of several agents has room, or first comes to have it.
-async fn at_any(arguments: &Acquire, several: ClientBuilder, body: RequestBody) -> anyhow::Result<ExitCode> {
-    // Whoever sits here says when to end it.
-    let client = several.worker_timeout(FOR_EVER).build().map_err(WrongUsage::of)?;
-    let mut signals = Signals::listen_for_end()?;
-    client.start().await.map_err(explained)?;
+/// Acquires a lease from the first of several agents that can grant it.
+async fn acquire_at_any(
+    arguments: &AcquireArgs,
+    several: ClientBuilder,
+    body: RequestBody,
+) -> anyhow::Result<ExitCode> {
+    // The user decides how long to wait.
+    let client = several.worker_timeout(NO_WAIT_LIMIT).build().map_err(UsageError::new)?;
+    let mut signals = SignalListener::listen_for_termination()?;
+    client.start().await.map_err(with_hint)?;
     let mut updates = client.updates();
-    // Ends when it is dropped, whichever way out is taken.
-    let mut told = JoinSet::new();
-    told.spawn(async move {
+    // Dropping the set stops the task on every path.
+    let mut update_printer = JoinSet::new();
+    update_printer.spawn(async move {
         while let Some(update) = updates.next().await {
             if matches!(update, StatusUpdate::Blocked { .. }) {
-                note("no agent has room; waiting at all of them");
+                print_note("no agent can grant the request now; waiting at all of them");
             }
         }
     });
     let granted = tokio::select! {
-        granted = client.request(body) => granted.map_err(explained)?,
-        signal = signals.next_to_end() => {
+        granted = client.request(body) => granted.map_err(with_hint)?,
+        signal = signals.next_termination() => {
             client.stop().await;
-            note("not waited for any more");
+            print_note("request cancelled");
             return Ok(ExitCode::from(exit_code(signal)));
         }
     };
-    drop(told);
+    drop(update_printer);
     let (agent, guard) = granted.into_guard().map_err(|lease| {
         let endpoint_id = lease.endpoint_id().to_owned();
         anyhow::anyhow!(
-            "{endpoint_id} only tells statistics: nobody decides there, and nothing can be taken for longer than \
-                         this command runs"
+            "{endpoint_id} serves statistics only; a lease there ends with this command, so use `gpupool run` or another endpoint"
         )
     })?;
-    keep(arguments, &agent, guard, &mut signals, Some(agent.endpoint().to_string())).await
+    deliver_lease(arguments, &agent, guard, &mut signals, Some(agent.endpoint().to_string())).await
 }
 
-/// The lease once it is granted; the signal where the wish was taken back because the command was ended.
-async fn take(
+/// Waits until the lease is granted, or until a signal cancels the request.
+async fn wait_for_grant(
     client: &AgentClient,
     body: RequestBody,
-    signals: &mut Signals,
+    signals: &mut SignalListener,
 ) -> anyhow::Result<Result<LeaseGuard, Signal>> {
     let key = IdempotencyKey::random();
-    // Asked for first without a way out, which takes a moment only: so its number is known when it has to be taken back.
-    let asked = client.request_as(&body, &key).await.map_err(explained)?;
-    let mut say = progress();
-    if asked.state == LeaseState::Queued {
-        say(WaitProgress::Waiting { lease: asked.id, position: asked.queue_position, reason: asked.reason.clone() });
+    // The first request does not wait, so the id of the lease is known when it has to be cancelled.
+    let requested = client.request_as(&body, &key).await.map_err(with_hint)?;
+    let mut print_progress = progress_printer();
+    if requested.state == LeaseState::Queued {
+        print_progress(WaitProgress::Waiting {
+            lease: requested.id,
+            position: requested.queue_position,
+            reason: requested.reason.clone(),
+        });
     }
     let options = WaitOptions { key: Some(key), ..WaitOptions::default() };
     let granted = tokio::select! {
-        granted = client.wait_until_granted(body, options, say) => granted,
-        signal = signals.next_to_end() => {
-            client.release(asked.id).await.map_err(explained)?;
-            note(&format!("lease {} is not waited for any more", asked.id));
+        granted = client.wait_until_granted(body, options, print_progress) => granted,
+        signal = signals.next_termination() => {
+            client.release(requested.id).await.map_err(with_hint)?;
+            print_note(&format!("request {} cancelled", requested.id));
             return Ok(Err(signal));
         }
     };
     match granted {
         Ok(guard) => Ok(Ok(guard)),
         Err(ClientError::Ended(lease)) => {
-            bail!("nothing was granted: lease {} {} ({})", lease.id, lease.state.name(), reason(&lease))
+            bail!("request {} was not granted: {} ({})", lease.id, lease.state.name(), lease_reason(&lease))
         }
-        Err(error) => Err(explained(error)),
+        Err(error) => Err(with_hint(error)),
     }
 }
 
-/// Tells how the waiting goes, each thing once.
-fn progress() -> impl FnMut(WaitProgress) {
-    let mut told = String::new();
+/// Returns a printer of the progress that skips repeated lines.
+fn progress_printer() -> impl FnMut(WaitProgress) {
+    let mut last_line = String::new();
     move |progress| {
-        let line = clean(&progress.to_string());
-        if line != told {
-            note(&line);
-            told = line;
+        let line = sanitize(&progress.to_string());
+        if line != last_line {
+            print_note(&line);
+            last_line = line;
         }
     }
 }
 
-/// Tells of the lease, and holds it where that is wanted. `one_of` is the agent, where it is one of several.
-async fn keep(
-    arguments: &Acquire,
+/// Prints the lease and, with `--hold`, holds it. `endpoint` is the granting agent if several were asked.
+async fn deliver_lease(
+    arguments: &AcquireArgs,
     client: &AgentClient,
     guard: LeaseGuard,
-    signals: &mut Signals,
-    one_of: Option<String>,
+    signals: &mut SignalListener,
+    endpoint: Option<String>,
 ) -> anyhow::Result<ExitCode> {
-    let of = one_of.as_ref().map(|endpoint| format!(" of {endpoint}")).unwrap_or_default();
-    let tell = |mut lease: LeaseBody| {
-        if let Some(endpoint) = one_of {
+    let of = endpoint.as_ref().map(|endpoint| format!(" of {endpoint}")).unwrap_or_default();
+    let print_lease = |mut lease: LeaseBody| {
+        if let Some(endpoint) = endpoint {
             lease.env.insert(job::LEASE_ENDPOINT.into(), Some(endpoint));
         }
-        if arguments.export { write_text(&exports(&lease)) } else { write_json(&lease) }
+        if arguments.export { print_text(&export_lines(&lease)) } else { print_json(&lease) }
     };
     if arguments.hold {
-        return hold(client, guard, signals, tell).await;
+        return hold_lease(client, guard, signals, print_lease).await;
     }
     let lease = guard.detach();
-    tell(lease.clone())?;
-    note(&format!("lease {}{of} {}", lease.id, lasts(&lease)));
+    print_lease(lease.clone())?;
+    print_note(&format!("lease {}{of} {}", lease.id, expiry_text(&lease)));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells of the lease once it is held, and holds it by an open connection until this command is ended. Killed without a chance
-/// to say so, the connection closes and the agent takes the lease back.
-async fn hold(
+/// Holds the lease by an open connection until this command ends, and prints it once it is held. If the command is
+/// killed, the connection closes and the agent releases the lease.
+async fn hold_lease(
     client: &AgentClient,
     guard: LeaseGuard,
-    signals: &mut Signals,
-    tell: impl FnOnce(LeaseBody) -> anyhow::Result<()>,
+    signals: &mut SignalListener,
+    print_lease: impl FnOnce(LeaseBody) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
     let lease = guard.lease();
-    let token = lease.token.context("the agent does not say the lease's token")?;
-    let mut held = client.hold_lease(lease.id, token).await.map_err(explained)?;
-    // From here on the connection keeps it.
+    let token = lease.token.context("the agent did not send the lease's fencing token")?;
+    let mut held = client.hold_lease(lease.id, token).await.map_err(with_hint)?;
+    // From here on the connection keeps the lease alive.
     let lease = guard.detach();
-    tell(lease.clone())?;
-    note(&format!("lease {} is held until this command ends", lease.id));
+    print_lease(lease.clone())?;
+    print_note(&format!("lease {} held until this command ends", lease.id));
     loop {
         let end = tokio::select! {
             end = held.wait_until_ended() => end,
-            _ = signals.next_to_end() => return give_back(client, lease.id).await,
+            _ = signals.next_termination() => return release_lease(client, lease.id).await,
         };
         if let LeaseHoldEnd::Ended(lease) = end {
-            bail!("lease {} {}: {}", lease.id, lease.state.name(), reason(&lease));
+            bail!("lease {} {}: {}", lease.id, lease.state.name(), lease_reason(&lease));
         }
-        note(&format!("the connection broke; taking hold of lease {} again", lease.id));
+        print_note(&format!("connection lost; reconnecting to hold lease {}", lease.id));
         held = tokio::select! {
-            held = again(client, lease.id, token) => held?,
-            _ = signals.next_to_end() => return give_back(client, lease.id).await,
+            held = reconnect(client, lease.id, token) => held?,
+            _ = signals.next_termination() => return release_lease(client, lease.id).await,
         };
     }
 }
 
-async fn give_back(client: &AgentClient, lease: u64) -> anyhow::Result<ExitCode> {
-    client.release(lease).await.map_err(explained)?;
-    note(&format!("lease {lease} released"));
+async fn release_lease(client: &AgentClient, lease: u64) -> anyhow::Result<ExitCode> {
+    client.release(lease).await.map_err(with_hint)?;
+    print_note(&format!("lease {lease} released"));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes hold again after the agent was away, for as long as a client waits for one. Once it is back, the agent waits for its
-/// holders too.
-async fn again(client: &AgentClient, lease: u64, token: u64) -> anyhow::Result<LeaseHold> {
+/// Reconnects to hold the lease while the agent is unreachable. A restarted agent waits as long for its holders.
+async fn reconnect(client: &AgentClient, lease: u64, token: u64) -> anyhow::Result<LeaseHold> {
     let since = Instant::now();
     loop {
         match client.hold_lease(lease, token).await {
-            Err(error) if error.is_transient() && since.elapsed() < AGENT_AWAY_LIMIT => tokio::time::sleep(PAUSE).await,
-            answer => return answer.map_err(explained),
+            Err(error) if error.is_transient() && since.elapsed() < AGENT_AWAY_LIMIT => {
+                tokio::time::sleep(RECONNECT_PAUSE).await
+            }
+            result => return result.map_err(with_hint),
         }
     }
 }
 
-fn reason(lease: &LeaseBody) -> String {
-    clean(lease.reason.as_deref().unwrap_or("the agent does not say why"))
+fn lease_reason(lease: &LeaseBody) -> String {
+    sanitize(lease.reason.as_deref().unwrap_or("no reason given"))
 }
 
-fn renew(arguments: &Renew) -> anyhow::Result<ExitCode> {
-    let id = given_or_variable(arguments.id, job::LEASE, "the number of the lease")?;
-    let token = given_or_variable(arguments.token, job::FENCING_TOKEN, "--token")?;
-    let client = of_lease(&arguments.connect, &[id]).client()?;
-    let lease = ask(client.renew(id, token))?;
-    answer(arguments.json, &lease, || format!("lease {id} {}\n", lasts(&lease)))
+fn renew(arguments: &RenewArgs) -> anyhow::Result<ExitCode> {
+    let id = argument_or_variable(arguments.id, job::LEASE, "the id of the lease")?;
+    let token = argument_or_variable(arguments.token, job::FENCING_TOKEN, "--token")?;
+    let client = endpoint_of_lease(&arguments.endpoint_args, &[id]).client()?;
+    let lease = call_agent(client.renew(id, token))?;
+    print_output(arguments.json, &lease, || format!("lease {id} {}\n", expiry_text(&lease)))
 }
 
-fn release(arguments: &Release) -> anyhow::Result<ExitCode> {
-    let client = of_lease(&arguments.connect, &arguments.ids).client()?;
+fn release(arguments: &ReleaseArgs) -> anyhow::Result<ExitCode> {
+    let client = endpoint_of_lease(&arguments.endpoint_args, &arguments.ids).client()?;
     let mut released = Vec::new();
     let mut unknown = Vec::new();
-    converse(async {
+    block_on(async {
         for id in &arguments.ids {
-            match client.release(*id).await.map_err(explained)? {
+            match client.release(*id).await.map_err(with_hint)? {
                 Some(lease) => released.push(lease),
                 None => unknown.push(id.to_string()),
             }
@@ -315,45 +335,45 @@ fn release(arguments: &Release) -> anyhow::Result<ExitCode> {
         Ok(())
     })?;
     let line = |lease: &LeaseBody| format!("lease {} {}\n", lease.id, lease.state.name());
-    let done = answer(arguments.json, &released, || released.iter().map(line).collect())?;
+    let done = print_output(arguments.json, &released, || released.iter().map(line).collect())?;
     if !unknown.is_empty() {
-        bail!("there is no lease {}; see: gpupool lease list --all", unknown.join(", "));
+        bail!("no lease {}; to list them: gpupool lease list --all", unknown.join(", "));
     }
     Ok(done)
 }
 
-/// The agent that granted the lease of this environment, where it is that lease and nobody named another agent.
-fn of_lease(connect: &Connect, ids: &[u64]) -> Connect {
+/// Adds the endpoint of the agent that granted the lease of this environment, unless another endpoint is given.
+fn endpoint_of_lease(endpoint_args: &EndpointArgs, ids: &[u64]) -> EndpointArgs {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let is_ours = ids.iter().all(|id| set(job::LEASE).is_some_and(|ours| ours == id.to_string()));
+    let is_own = ids.iter().all(|id| set(job::LEASE).is_some_and(|ours| ours == id.to_string()));
     match set(job::LEASE_ENDPOINT) {
-        Some(endpoint) if is_ours && connect.endpoint.is_none() => {
-            Connect { endpoint: Some(endpoint), ..connect.clone() }
+        Some(endpoint) if is_own && endpoint_args.endpoint.is_none() => {
+            EndpointArgs { endpoint: Some(endpoint), ..endpoint_args.clone() }
         }
-        _ => connect.clone(),
+        _ => endpoint_args.clone(),
     }
 }
 
-fn list(arguments: &List) -> anyhow::Result<ExitCode> {
-    let client = arguments.connect.client()?;
+fn list_leases(arguments: &LeaseListArgs) -> anyhow::Result<ExitCode> {
+    let client = arguments.endpoint_args.client()?;
     let state = arguments.all.then_some("all");
-    let leases = ask(all_leases(&client, state, arguments.owner.as_deref()))?;
-    answer(arguments.json, &leases, || table(&leases).or("no leases\n"))
+    let leases = call_agent(fetch_leases(&client, state, arguments.owner.as_deref()))?;
+    print_output(arguments.json, &leases, || leases_table(&leases).render_or("no leases\n"))
 }
 
-fn table(leases: &[LeaseBody]) -> Table<8> {
+fn leases_table(leases: &[LeaseBody]) -> TextTable<8> {
     let now = Timestamp::now();
     let devices = leases.iter().flat_map(|lease| &lease.devices);
     let names = GpuNames::of(devices.map(|device| device.node.as_str()));
-    let mut table = Table::new([
-        Column::number("LEASE"),
-        Column::words("STATE"),
-        Column::words("OWNER").at_least(8),
-        Column::words("WISH").at_least(14).weighs(4),
-        Column::words("GPUS").at_least(4),
-        Column::number("AGE").weighs(3),
-        Column::words("KEPT BY").weighs(1),
-        Column::words("WHY").at_least(16).weighs(2).wraps(),
+    let mut table = TextTable::new([
+        TableColumn::number("LEASE"),
+        TableColumn::text("STATE"),
+        TableColumn::text("OWNER").min_width(8),
+        TableColumn::text("REQUEST").min_width(14).drop_priority(4),
+        TableColumn::text("GPUS").min_width(4),
+        TableColumn::number("AGE").drop_priority(3),
+        TableColumn::text("HELD BY").drop_priority(1),
+        TableColumn::text("REASON").min_width(16).drop_priority(2).wrapping(),
     ]);
     for lease in leases {
         let gpus: Vec<String> = lease.devices.iter().map(|device| names.name(&device.node, device.gpu_id)).collect();
@@ -361,70 +381,70 @@ fn table(leases: &[LeaseBody]) -> Table<8> {
             lease.id.to_string(),
             lease.state.name().to_owned(),
             lease.owner.clone(),
-            wish(&lease.request),
+            describe_request(&lease.request),
             gpus.join(","),
-            past(&lease.created_at, now).map(units::shown).unwrap_or_default(),
-            kept_by(lease),
+            age(&lease.created_at, now).map(units::format_duration).unwrap_or_default(),
+            held_by(lease),
             lease.reason.clone().unwrap_or_default(),
         ];
-        table.row(cells, if lease.state.is_ended() { Paint::Faint } else { Paint::Plain });
+        table.add_row(cells, if lease.state.is_ended() { TextStyle::Faint } else { TextStyle::Plain });
     }
     table
 }
 
-fn kept_by(lease: &LeaseBody) -> String {
+fn held_by(lease: &LeaseBody) -> String {
     if lease.state != LeaseState::Active {
         return String::new();
     }
     match &lease.holder {
-        None => format!("ttl {}", units::shown(Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))),
+        None => format!("ttl {}", units::format_duration(Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))),
         Some(HolderBody::Process { pid }) => format!("process {pid}"),
         Some(HolderBody::Cgroup { .. }) => "its processes".to_owned(),
         Some(HolderBody::Connection) => "a connection".to_owned(),
     }
 }
 
-/// `export NAME='value'` and `unset NAME`, one a line. What is no name of a variable is left out: nothing but variables is
-/// ever set by these lines, whatever the agent said.
-fn exports(lease: &LeaseBody) -> String {
+/// Formats `export NAME='value'` and `unset NAME` lines. Invalid variable names are left out, so the lines can only set
+/// variables, even if the agent sends something else.
+fn export_lines(lease: &LeaseBody) -> String {
     let mut text = String::new();
-    for (name, value) in lease.env.iter().filter(|(name, _)| is_name(name)) {
+    for (name, value) in lease.env.iter().filter(|(name, _)| is_variable_name(name)) {
         text.push_str(&match value {
-            Some(value) => format!("export {name}={}\n", quoted(value)),
+            Some(value) => format!("export {name}={}\n", shell_quote(value)),
             None => format!("unset {name}\n"),
         });
     }
     text
 }
 
-fn is_name(name: &str) -> bool {
+fn is_variable_name(name: &str) -> bool {
     !name.starts_with(|c: char| c.is_ascii_digit())
         && !name.is_empty()
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// A text that a shell takes as it is.
-fn quoted(text: &str) -> String {
+/// Quotes a text for a POSIX shell.
+fn shell_quote(text: &str) -> String {
     format!("'{}'", text.replace('\0', "").replace('\'', r"'\''"))
 }
 
-/// Until when a lease lasts unless it is renewed.
-fn lasts(lease: &LeaseBody) -> String {
+/// Describes when the lease expires.
+fn expiry_text(lease: &LeaseBody) -> String {
     match &lease.expires_at {
-        Some(at) => format!("lasts until {at} unless it is renewed"),
+        Some(at) => format!("expires at {at} unless it is renewed"),
         None => "lasts as long as its holder".to_owned(),
     }
 }
 
-fn given_or_variable(given: Option<u64>, variable: &str, what: &str) -> anyhow::Result<u64> {
+fn argument_or_variable(given: Option<u64>, variable: &str, what: &str) -> anyhow::Result<u64> {
     if let Some(given) = given {
         return Ok(given);
     }
     let set = std::env::var(variable).ok().filter(|value| !value.is_empty());
     let Some(set) = set else {
-        return Err(WrongUsage::of(format!("{what} is missing: give it, or set {variable}")).into());
+        return Err(UsageError::new(format!("{what} is missing; pass it or set {variable}")).into());
     };
-    Ok(set.parse().map_err(|_| WrongUsage::of(format!("{variable} is {set:?}, and must be a whole number")))?)
+    Ok(set.parse().map_err(|_| UsageError::new(format!("{variable} is {set:?}; it must be a whole number")))?)
 }
 
 #[cfg(test)]
@@ -432,9 +452,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_takes_values_as_they_are_and_names_only_of_variables() {
-        assert_eq!(quoted("a'b $(c)"), r"'a'\''b $(c)'");
-        assert!(is_name("CUDA_VISIBLE_DEVICES") && is_name("_x1"));
-        assert!(!is_name("") && !is_name("1A") && !is_name("A;rm") && !is_name("A B"));
+    fn values_are_quoted_and_only_variable_names_are_exported() {
+        assert_eq!(shell_quote("a'b $(c)"), r"'a'\''b $(c)'");
+        assert!(is_variable_name("CUDA_VISIBLE_DEVICES") && is_variable_name("_x1"));
+        assert!(
+            !is_variable_name("") && !is_variable_name("1A") && !is_variable_name("A;rm") && !is_variable_name("A B")
+        );
     }
 }

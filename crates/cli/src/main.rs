@@ -1,15 +1,16 @@
-//! `gpupool` on the command line: arguments in, answers out. What is decided is decided in the other crates.
+//! The `gpupool` command line: parses arguments, calls the other crates and prints the results.
 
 mod config;
-mod connect;
 mod devices;
 mod doctor;
+mod endpoint_args;
 #[cfg(feature = "kube")]
 mod kube;
 mod lease;
-mod log;
+mod log_writer;
 mod map;
 mod output;
+mod request_args;
 mod run;
 mod serve;
 mod signals;
@@ -20,103 +21,118 @@ mod terminal;
 mod token;
 mod units;
 mod usage;
-mod wish;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::{Shell, generate};
 
-use crate::output::{WrongUsage, note, write_text};
+use crate::output::{UsageError, print_note, print_text};
 
-/// Shares GPUs fairly and safely between people, programs and machines.
+/// Share GPUs fairly between people, programs and machines.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
-struct Cli {
+struct GpupoolArgs {
     #[command(subcommand)]
-    command: Command,
+    command: GpupoolCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    /// What makes a shell complete these commands.
+enum GpupoolCommand {
+    /// Generate shell completions.
     Completions {
-        /// The shell.
+        /// Shell to generate the script for.
         shell: Shell,
     },
-    /// The configuration in effect, and what is wrong with it.
+    /// Show and check the configuration.
     #[command(subcommand)]
-    Config(config::Config),
-    /// The devices of this machine, of a capture, or of a simulation.
+    Config(config::ConfigCommand),
+    /// List the GPUs of this machine, of a capture or of a simulation.
     ///
-    /// Exits with 0 if there are devices or there is none to find, and with 1 if something kept them from being read.
-    Devices(devices::Devices),
-    /// What is wrong with the GPUs of this machine, and what to do about it.
+    /// Exits with 1 if an error kept the GPUs from being read. Finding no GPU is not an error.
+    Devices(devices::DevicesArgs),
+    /// Diagnose problems with the GPUs of this machine.
     ///
-    /// Exits with 1 if anything keeps GPUs from being used.
-    Doctor(doctor::Doctor),
-    /// Kubernetes manifests.
+    /// Each finding comes with a remedy. Exits with 1 if a finding keeps GPUs from being used.
+    Doctor(doctor::DoctorArgs),
+    /// Check GPU requests in Kubernetes manifests.
     #[cfg(feature = "kube")]
     #[command(subcommand)]
-    Kube(kube::Kube),
-    /// Take, keep, give back and list leases by hand.
-    #[command(subcommand)]
-    Lease(lease::Leases),
-    /// Run a command for each of many arguments, on GPUs, as GNU parallel would.
+    Kube(kube::KubeCommand),
+    /// Acquire, renew, release and list leases.
     ///
-    /// Exits with 0 if all is done, 1 if something failed, 2: wrong usage; 128 and the number of the signal that ended it.
-    Map(Box<map::Map>),
-    /// Wait for GPUs, run a command on them, and give them back however it ends.
+    /// `gpupool run` and `gpupool map` manage the lease of a command. These commands manage leases by hand or in
+    /// scripts.
+    #[command(after_help = lease::EXAMPLES)]
+    #[command(subcommand)]
+    Lease(lease::LeaseCommand),
+    /// Run a command for each of many arguments on leased GPUs.
     ///
-    /// Exits as the command does: its code, or 128 and the number of the signal that ended it. 124: --timeout was over; 126,
-    /// 127: the command cannot be run, or is not there; 1: no GPU, or the lease was lost; 2: wrong usage.
-    Run(Box<run::Run>),
-    /// Be the agent of this node: read its GPUs, grant leases, answer over HTTP and a Unix socket.
-    Serve(serve::Serve),
-    /// Simulations through the real pool.
+    /// Works like GNU parallel: `{}` in COMMAND stands for the argument, which is appended if COMMAND has no
+    /// replacement string. Arguments follow `:::`, come from files after `::::`, or from standard input, one per line.
+    #[command(after_help = map::EXAMPLES)]
+    Map(Box<map::MapArgs>),
+    /// Run a command on leased GPUs.
+    ///
+    /// Waits in the queue until the GPUs are granted, runs the command on them, and releases the lease when the command
+    /// ends. The lease is released even if gpupool crashes or is killed.
+    #[command(after_help = run::EXAMPLES)]
+    Run(Box<run::RunArgs>),
+    /// Run the agent for this node.
+    ///
+    /// The agent reads the GPUs of the node, grants leases, and answers over HTTP and a Unix socket. SIGTERM stops it;
+    /// SIGHUP makes it reload its configuration. Each option overrides the setting of the same name in the
+    /// configuration file.
+    #[command(after_help = serve::EXAMPLES)]
+    Serve(serve::ServeArgs),
+    /// Simulate placement strategies.
     #[command(subcommand)]
-    Sim(sim::Sim),
-    /// Let things go wrong with the simulated devices of an agent.
+    Sim(sim::SimCommand),
+    /// Inject faults into simulated GPUs.
     #[command(subcommand)]
-    Simulate(simulate::Simulate),
-    /// Every GPU, who holds it, who uses one without a lease, and who waits.
-    Status(status::Status),
-    /// Tokens, by which people lease over the network.
+    Simulate(simulate::SimulateCommand),
+    /// Show GPUs, leases, the queue and squatters.
+    ///
+    /// A squatter is a process that uses a GPU without a lease.
+    Status(status::StatusArgs),
+    /// Create, list and revoke access tokens.
+    ///
+    /// Clients send a token to lease GPUs over the network. Only administrators can manage tokens.
     #[command(subcommand)]
-    Token(token::Tokens),
-    /// Who held how much.
-    Usage(usage::Usage),
+    Token(token::TokenCommand),
+    /// Report GPU usage by owner or by GPU.
+    Usage(usage::UsageArgs),
 }
 
 fn main() -> ExitCode {
-    // Jobs are kept, and commands of `map` run, by this very program, started again under another name.
+    // The program starts itself again to supervise jobs and to run the commands of `map`.
     gpupool_dispatch::run_helper_if_requested();
-    let done = match Cli::parse().command {
-        Command::Completions { shell } => completions(shell),
-        Command::Config(command) => config::run(&command),
-        Command::Devices(arguments) => devices::run(&arguments),
-        Command::Doctor(arguments) => doctor::run(&arguments),
+    let exit_code = match GpupoolArgs::parse().command {
+        GpupoolCommand::Completions { shell } => completions(shell),
+        GpupoolCommand::Config(command) => config::run(&command),
+        GpupoolCommand::Devices(arguments) => devices::run(&arguments),
+        GpupoolCommand::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(feature = "kube")]
-        Command::Kube(command) => kube::run(&command),
-        Command::Lease(command) => lease::run(&command),
-        Command::Map(arguments) => map::run(&arguments),
-        Command::Run(arguments) => run::run(&arguments),
-        Command::Serve(arguments) => serve::run(arguments),
-        Command::Sim(command) => sim::run(&command),
-        Command::Simulate(command) => simulate::run(&command),
-        Command::Status(arguments) => status::run(&arguments),
-        Command::Token(command) => token::run(&command),
-        Command::Usage(arguments) => usage::run(&arguments),
+        GpupoolCommand::Kube(command) => kube::run(&command),
+        GpupoolCommand::Lease(command) => lease::run(&command),
+        GpupoolCommand::Map(arguments) => map::run(&arguments),
+        GpupoolCommand::Run(arguments) => run::run(&arguments),
+        GpupoolCommand::Serve(arguments) => serve::run(arguments),
+        GpupoolCommand::Sim(command) => sim::run(&command),
+        GpupoolCommand::Simulate(command) => simulate::run(&command),
+        GpupoolCommand::Status(arguments) => status::run(&arguments),
+        GpupoolCommand::Token(command) => token::run(&command),
+        GpupoolCommand::Usage(arguments) => usage::run(&arguments),
     };
-    done.unwrap_or_else(|error| {
-        note(&format!("error: {error:#}"));
-        if error.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+    exit_code.unwrap_or_else(|error| {
+        print_note(&format!("error: {error:#}"));
+        if error.is::<UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
     })
 }
 
 fn completions(shell: Shell) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    generate(shell, &mut Cli::command(), "gpupool", &mut script);
-    write_text(&String::from_utf8(script)?)?;
+    generate(shell, &mut GpupoolArgs::command(), "gpupool", &mut script);
+    print_text(&String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! Answers on standard output, remarks on standard error, and the right exit code where there is no answer.
+//! Output of commands: results on standard output, messages on standard error, and the error that means wrong usage.
 
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
@@ -9,76 +9,78 @@ use indicatif::MultiProgress;
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
 
-use crate::terminal::cut;
+use crate::terminal::truncate;
 
-/// Answers in JSON where that is wanted, else in this text.
-pub(crate) fn answer(is_json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> anyhow::Result<ExitCode> {
-    if is_json { write_json(value) } else { write_text(&text()) }.map(|()| ExitCode::SUCCESS)
+/// Prints the value as JSON, or else the text.
+pub(crate) fn print_output(
+    is_json: bool,
+    value: &impl Serialize,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<ExitCode> {
+    if is_json { print_json(value) } else { print_text(&text()) }.map(|()| ExitCode::SUCCESS)
 }
 
-/// Writes an answer for programs.
-pub(crate) fn write_json(answer: &impl Serialize) -> anyhow::Result<()> {
-    let mut text = serde_json::to_string_pretty(answer)?;
+/// Prints JSON to standard output.
+pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
-    write_text(&text)
+    print_text(&text)
 }
 
-/// Writes an answer for people.
-pub(crate) fn write_text(text: &str) -> anyhow::Result<()> {
+/// Prints text to standard output.
+pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    ignore_closed_pipe(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// Takes the outcome of writing an answer. Whoever stopped reading, as in `| head`, has read enough.
-pub(crate) fn written(result: io::Result<()>) -> anyhow::Result<()> {
+/// Treats a closed pipe, as by `| head`, as success.
+pub(crate) fn ignore_closed_pipe(result: io::Result<()>) -> anyhow::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("cannot write the answer"),
+        result => result.context("cannot write to standard output"),
     }
 }
 
-/// Tells whoever looks on, on standard error. Where nobody does any more, that is no reason to stop.
-pub(crate) fn note(line: &str) {
+/// Prints a line to standard error and ignores write errors.
+pub(crate) fn print_note(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// What was asked for makes no sense, whatever the state of things: the program ends with 2 in place of 1.
+/// Error in the arguments or settings; the program then exits with 2 instead of 1.
 #[derive(Debug)]
-pub(crate) struct WrongUsage(String);
+pub(crate) struct UsageError(String);
 
-impl WrongUsage {
-    pub fn of(what: impl Display) -> Self {
+impl UsageError {
+    pub fn new(what: impl Display) -> Self {
         Self(what.to_string())
     }
 }
 
-impl Display for WrongUsage {
+impl Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for WrongUsage {}
+impl std::error::Error for UsageError {}
 
-/// What `run` and `map` say beside their commands, on standard error, above the progress where there is one. Nobody may be
-/// reading it, which is no reason to stop.
+/// Prints messages of `run` and `map` to standard error, above the progress display. Write errors are ignored.
 #[derive(Debug, Clone)]
-pub(crate) struct Voice {
-    /// Only what went wrong is said.
+pub(crate) struct MessagePrinter {
+    /// Whether only warnings are printed.
     pub is_quiet: bool,
-    /// Lines of progress on the same terminal.
+    /// Progress display on the same terminal.
     pub bars: Option<MultiProgress>,
 }
 
-impl Voice {
-    /// Something good to know.
-    pub fn note(&self, text: impl Display) {
+impl MessagePrinter {
+    /// Prints an informational message unless quiet.
+    pub fn info(&self, text: impl Display) {
         if !self.is_quiet {
             self.warn(text);
         }
     }
 
-    /// Something that went wrong.
     pub fn warn(&self, text: impl Display) {
         let say = || drop(writeln!(io::stderr().lock(), "gpupool: {text}"));
         match &self.bars {
@@ -87,35 +89,34 @@ impl Voice {
         }
     }
 
-    /// A line that is written over again and again, where there is a terminal to do so and it is wanted.
-    pub fn live_line(&self) -> Option<LiveLine> {
-        (!self.is_quiet && io::stderr().is_terminal()).then_some(LiveLine { is_shown: false })
+    /// Returns a line that is redrawn in place, if standard error is a terminal and not quiet.
+    pub fn progress_line(&self) -> Option<ProgressLine> {
+        (!self.is_quiet && io::stderr().is_terminal()).then_some(ProgressLine { is_shown: false })
     }
 }
 
-/// One line of the terminal. Wiped when dropped.
+/// Line of the terminal that is redrawn in place and cleared on drop.
 #[derive(Debug)]
-pub(crate) struct LiveLine {
+pub(crate) struct ProgressLine {
     is_shown: bool,
 }
 
-/// Width of the live line where the terminal does not tell.
+/// Width of the line if the terminal does not report one.
 const LINE_WIDTH: usize = 80;
 
-impl LiveLine {
-    /// Shows this in place of what was there.
+impl ProgressLine {
     pub fn show(&mut self, text: &str) {
         let width = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
         let width = if width == 0 { LINE_WIDTH } else { width };
         let mut out = io::stderr().lock();
-        // The last column stays free: writing there makes some terminals begin a new line.
-        let _ = write!(out, "\r{}\x1b[K", fitted(text, width - 1));
+        // The last column stays free because writing there makes some terminals start a new line.
+        let _ = write!(out, "\r{}\x1b[K", fit_line(text, width - 1));
         let _ = out.flush();
         self.is_shown = true;
     }
 }
 
-impl Drop for LiveLine {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.is_shown {
             let mut out = io::stderr().lock();
@@ -125,9 +126,9 @@ impl Drop for LiveLine {
     }
 }
 
-/// As much of a text as fits, without what would move the cursor.
-fn fitted(text: &str, width: usize) -> String {
-    cut(&text.replace(char::is_control, " "), width)
+/// Fits the text into the width and replaces control characters.
+fn fit_line(text: &str, width: usize) -> String {
+    truncate(&text.replace(char::is_control, " "), width)
 }
 
 #[cfg(test)]
@@ -135,10 +136,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_fits_and_moves_no_cursor() {
-        assert_eq!(fitted("short", 10), "short");
-        assert_eq!(fitted("a\x1b[2Jb\n", 10), "a [2Jb ");
-        assert_eq!(fitted("much too long", 6), "much …");
-        assert_eq!(fitted("x y", 0), "");
+    fn a_line_fits_and_contains_no_control_characters() {
+        assert_eq!(fit_line("short", 10), "short");
+        assert_eq!(fit_line("a\x1b[2Jb\n", 10), "a [2Jb ");
+        assert_eq!(fit_line("much too long", 6), "much …");
+        assert_eq!(fit_line("x y", 0), "");
     }
 }

@@ -1,4 +1,4 @@
-//! `gpupool serve`: the agent of this node.
+//! `gpupool serve`: runs the agent for this node.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -16,44 +16,55 @@ use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, fmt};
 
-use crate::log::Log;
-use crate::output::WrongUsage;
+use crate::log_writer::LogWriter;
+use crate::output::UsageError;
 
-/// The flags of the settings that an agent uses, and the configuration file.
-pub(crate) struct Serve {
+/// Examples in the help of `gpupool serve`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  gpupool serve                            # for the users of this machine
+  gpupool serve --simulate 4xH100          # without a GPU, to try it
+  gpupool serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+  gpupool serve --config /etc/gpupool/gpupool.toml --log-level debug";
+
+/// Options of `gpupool serve`: the flags of the agent's settings, and the configuration file.
+pub(crate) struct ServeArgs {
     flags: FlagValues,
     config: Option<PathBuf>,
 }
 
-impl Serve {
+impl ServeArgs {
     fn load(&self) -> Result<LoadedConfig, ConfigProblems> {
         load_config(&ConfigInputs::from_system(self.flags.clone(), self.config.as_deref(), ConfigConsumer::Agent)?)
     }
 }
 
-/// Flags that help shows first, in this order; the others follow in the order of the table.
-const SHOWN_FIRST: &str =
+/// Flags at the top of the help; the others follow in the order of the settings.
+const FIRST_FLAGS: &str =
     "simulate host port state-dir config open allow-plain-http tls-cert tls-key backend refresh-interval node-name";
 
-/// Settings of an agent that have a flag, with the name of the flag without its dashes.
+/// Returns the agent's settings with their flags, without dashes.
 fn settings_with_flags() -> impl Iterator<Item = (&'static Setting, &'static str)> {
     let of_agent = all_settings().iter().filter(|setting| ConfigConsumer::Agent.uses(setting.key));
     of_agent.filter_map(|setting| Some((setting, setting.flag?.trim_start_matches('-'))))
 }
 
-impl Args for Serve {
+impl Args for ServeArgs {
     fn augment_args(command: Command) -> Command {
-        let file = Arg::new("config").long("config").value_name("FILE").help("The configuration file");
+        let file = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .help("Configuration file [default: the user's or /etc/gpupool/gpupool.toml]");
         let file = file.value_parser(value_parser!(PathBuf));
         let settings = settings_with_flags().map(|(setting, name)| {
             let arg = Arg::new(name).long(name);
             match setting.value_name {
-                Some(value) => arg.value_name(value).help(format!("{} [{}]", setting.help(), setting.allowed)),
-                None => arg.action(ArgAction::SetTrue).help(setting.help()),
+                Some(value) => arg.value_name(value).help(setting.help()).long_help(setting.long_help()),
+                None => arg.action(ArgAction::SetTrue).help(setting.help()).long_help(setting.long_help()),
             }
         });
         let mut args: Vec<Arg> = settings.chain([file]).collect();
-        args.sort_by_key(|arg| SHOWN_FIRST.split(' ').position(|first| arg.get_id() == first).unwrap_or(usize::MAX));
+        args.sort_by_key(|arg| FIRST_FLAGS.split(' ').position(|first| arg.get_id() == first).unwrap_or(usize::MAX));
         command.args(args)
     }
 
@@ -62,7 +73,7 @@ impl Args for Serve {
     }
 }
 
-impl FromArgMatches for Serve {
+impl FromArgMatches for ServeArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let flags =
             settings_with_flags().fold(FlagValues::default(), |flags, (setting, name)| match setting.value_name {
@@ -78,26 +89,26 @@ impl FromArgMatches for Serve {
     }
 }
 
-pub(crate) fn run(arguments: Serve) -> anyhow::Result<ExitCode> {
-    let loaded = arguments.load().map_err(WrongUsage::of)?;
+pub(crate) fn run(arguments: ServeArgs) -> anyhow::Result<ExitCode> {
+    let loaded = arguments.load().map_err(UsageError::new)?;
     let server = &loaded.config.server;
-    let (log, _writes_until_dropped) = Log::start(std::io::stderr())?;
-    let level = log_to(log.clone(), server.log_level, server.log_format)?;
+    let (log_writer, _log_thread) = LogWriter::start(std::io::stderr())?;
+    let level = init_logging(log_writer.clone(), server.log_level, server.log_format)?;
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
     gpupool_agent::serve(AgentSpec {
         loaded,
         reread: Box::new(move || arguments.load()),
-        set_log_level: Box::new(move |new| drop(level.modify(|level| *level = filter(new)))),
-        finish_log: Box::new(move || log.finish()),
+        set_log_level: Box::new(move |new| drop(level.modify(|level| *level = level_filter(new)))),
+        finish_log: Box::new(move || log_writer.flush_log()),
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// From now on what is told goes there; the level can be changed.
-fn log_to(log: Log, level: LogLevel, format: LogFormat) -> anyhow::Result<Handle<LevelFilter, Registry>> {
-    let (filter, handle) = reload::Layer::new(filter(level));
+/// Installs the log subscriber and returns a handle to change its level.
+fn init_logging(log: LogWriter, level: LogLevel, format: LogFormat) -> anyhow::Result<Handle<LevelFilter, Registry>> {
+    let (filter, handle) = reload::Layer::new(level_filter(level));
     let registry = tracing_subscriber::registry().with(filter);
     match format {
         LogFormat::Text => {
@@ -109,7 +120,7 @@ fn log_to(log: Log, level: LogLevel, format: LogFormat) -> anyhow::Result<Handle
     Ok(handle)
 }
 
-fn filter(level: LogLevel) -> LevelFilter {
+fn level_filter(level: LogLevel) -> LevelFilter {
     match level {
         LogLevel::Trace => LevelFilter::TRACE,
         LogLevel::Debug => LevelFilter::DEBUG,

@@ -1,4 +1,4 @@
-//! The signals a command gets while there is something to be put in order before its end.
+//! Signals that a command handles so that it can clean up before it ends.
 
 use std::future::poll_fn;
 use std::io;
@@ -6,50 +6,50 @@ use std::task::Poll;
 
 use anyhow::Context;
 use gpupool_confine::Signal;
-use tokio::signal::unix::{Signal as Listener, SignalKind, signal};
+use tokio::signal::unix::{Signal as TokioSignal, SignalKind, signal};
 
-/// Signals that arrived, one after the other. Those that are listened for end nothing by themselves any more.
+/// Receives signals one by one. A signal with a listener no longer ends the process by itself.
 #[derive(Debug)]
-pub(crate) struct Signals {
-    ignored: u64,
-    listened: Vec<(Signal, Listener)>,
+pub(crate) struct SignalListener {
+    ignored_mask: u64,
+    listeners: Vec<(Signal, TokioSignal)>,
 }
 
-impl Signals {
-    /// Listens for what tells us to end, or tells our command something. Signals that were ignored when we were started stay
-    /// so, for us and for the command: that is how `nohup` works.
-    pub fn listen() -> anyhow::Result<Self> {
+impl SignalListener {
+    /// Listens for signals that end the command or are passed on to it. Signals that were ignored at the start stay
+    /// ignored, as `nohup` requires.
+    pub fn listen_all() -> anyhow::Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").context("cannot read which signals are ignored")?;
-        let wanted = [Signal::INT, Signal::TERM, Signal::QUIT, Signal::HUP, Signal::USR1, Signal::USR2];
-        Self { ignored: ignored(&status).unwrap_or(0), listened: Vec::new() }.with(&wanted)
+        let signal_number = [Signal::INT, Signal::TERM, Signal::QUIT, Signal::HUP, Signal::USR1, Signal::USR2];
+        Self { ignored_mask: ignored_mask(&status).unwrap_or(0), listeners: Vec::new() }.with(&signal_number)
     }
 
-    /// Listens for what tells us to end, ignored before or not.
-    pub fn listen_for_end() -> anyhow::Result<Self> {
-        Self { ignored: 0, listened: Vec::new() }.with(&[Signal::INT, Signal::TERM, Signal::HUP])
+    /// Listens for termination signals, even if they were ignored at the start.
+    pub fn listen_for_termination() -> anyhow::Result<Self> {
+        Self { ignored_mask: 0, listeners: Vec::new() }.with(&[Signal::INT, Signal::TERM, Signal::HUP])
     }
 
-    fn with(mut self, wanted: &[Signal]) -> anyhow::Result<Self> {
-        self.add(wanted).context("cannot listen for signals")?;
+    fn with(mut self, signal_number: &[Signal]) -> anyhow::Result<Self> {
+        self.add(signal_number).context("cannot listen for signals")?;
         Ok(self)
     }
 
-    /// Listens for these too.
+    /// Listens for additional signals.
     pub fn add(&mut self, more: &[Signal]) -> io::Result<()> {
-        for wanted in more {
-            let number = wanted.as_raw();
-            let is_ignored = self.ignored & (1_u64 << (number - 1)) != 0;
+        for signal_number in more {
+            let number = signal_number.as_raw();
+            let is_ignored = self.ignored_mask & (1_u64 << (number - 1)) != 0;
             if !is_ignored {
-                self.listened.push((*wanted, signal(SignalKind::from_raw(number))?));
+                self.listeners.push((*signal_number, signal(SignalKind::from_raw(number))?));
             }
         }
         Ok(())
     }
 
-    /// The next signal. Can be dropped and asked for again.
-    pub async fn next(&mut self) -> Signal {
+    /// Waits for the next signal. Cancel safe.
+    pub async fn next_signal(&mut self) -> Signal {
         poll_fn(|context| {
-            for (signal, listener) in &mut self.listened {
+            for (signal, listener) in &mut self.listeners {
                 if listener.poll_recv(context).is_ready() {
                     return Poll::Ready(*signal);
                 }
@@ -59,10 +59,10 @@ impl Signals {
         .await
     }
 
-    /// The next one that asks us to end.
-    pub async fn next_to_end(&mut self) -> Signal {
+    /// Waits for the next signal that asks the command to end. Cancel safe.
+    pub async fn next_termination(&mut self) -> Signal {
         loop {
-            let signal = self.next().await;
+            let signal = self.next_signal().await;
             if signal != Signal::USR1 && signal != Signal::USR2 {
                 return signal;
             }
@@ -70,13 +70,13 @@ impl Signals {
     }
 }
 
-/// The mask of ignored signals in a `status` text.
-fn ignored(status: &str) -> Option<u64> {
+/// Parses the mask of ignored signals from `/proc/self/status`.
+fn ignored_mask(status: &str) -> Option<u64> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
     u64::from_str_radix(mask.trim(), 16).ok()
 }
 
-/// The exit code of a program that a signal ended.
+/// Returns the shell's exit code for a process ended by a signal.
 pub(crate) fn exit_code(signal: Signal) -> u8 {
     u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX)
 }
@@ -86,9 +86,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mask_of_ignored_signals_is_read() {
-        assert_eq!(ignored("Name:\tx\nSigIgn:\t0000000000001001\n"), Some(0x1001));
-        assert_eq!(ignored("Name:\tx\n"), None);
+    fn the_mask_of_ignored_signals_is_parsed() {
+        assert_eq!(ignored_mask("Name:\tx\nSigIgn:\t0000000000001001\n"), Some(0x1001));
+        assert_eq!(ignored_mask("Name:\tx\n"), None);
         assert_eq!((exit_code(Signal::INT), exit_code(Signal::TERM)), (130, 143));
     }
 }

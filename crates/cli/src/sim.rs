@@ -1,4 +1,4 @@
-//! `gpupool sim placement`: how well strategies place a trace.
+//! `gpupool sim placement`: replays traces to compare placement strategies.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,25 +16,26 @@ use gpupool_sim::replay::ReplayResult;
 use gpupool_sim::trace::TraceFolder;
 use gpupool_sim::{NodeOrdering, Scenario, WorkloadSource};
 
-use crate::output::answer;
+use crate::output::print_output;
 
-/// Simulations through the real pool.
 #[derive(Subcommand)]
-pub(crate) enum Sim {
-    /// Replay placement traces and say how much GPU was left unallocated.
-    Placement(Placement),
+pub(crate) enum SimCommand {
+    /// Replay placement traces and report how much GPU capacity stays unallocated.
+    ///
+    /// The simulation runs the agent's own scheduler.
+    Placement(PlacementArgs),
 }
 
-/// What to replay, and how to answer.
+/// Options of `gpupool sim placement`.
 #[derive(Args)]
-pub(crate) struct Placement {
-    /// The folder of traces: a node list and arrivals/.
+pub(crate) struct PlacementArgs {
+    /// Folder with the traces: a node list and arrivals/.
     #[arg(long, value_name = "DIR")]
     traces: PathBuf,
-    /// Only these traces; all of the folder unless given.
+    /// Traces to replay, separated by commas [default: all].
     #[arg(long, value_delimiter = ',')]
     trace: Vec<String>,
-    /// By these strategies.
+    /// Placement strategies, separated by commas.
     #[arg(
         long,
         value_delimiter = ',',
@@ -42,31 +43,31 @@ pub(crate) struct Placement {
         default_value = "first-fit,best-fit,paper-best-fit,fgd,least-fragmentation"
     )]
     strategy: Vec<PlacementStrategy>,
-    /// Seeds as 42-46 or 42,44; all that the trace has unless given (with --churn: 42-46).
+    /// Seeds, such as 42-46 or 42,44 [default: all of the trace; 42-46 with --churn].
     #[arg(long, value_parser = parse_seeds)]
-    seeds: Option<Seeds>,
-    /// Whether strategies that look ahead are told the workload or learn it from arrivals.
-    #[arg(long, default_value = "known", value_parser = one_of(WORKLOADS))]
+    seeds: Option<SeedList>,
+    /// Whether strategies know the workload in advance or learn it from arrivals.
+    #[arg(long, default_value = "known", value_parser = named_value(WORKLOADS))]
     workload: WorkloadSource,
-    /// Let tasks leave after exponential lifetimes, in place of filling the cluster once.
+    /// Let tasks end after exponential lifetimes instead of filling the cluster once.
     #[arg(long)]
     churn: bool,
-    /// With --churn: GPU demand in the long run, as a part of capacity.
+    /// With --churn: long-term GPU demand, as a fraction of capacity.
     #[arg(long, default_value = "1.0", requires = "churn", allow_negative_numbers = true, value_parser = parse_load)]
     load: f64,
-    /// With --churn: how many tasks arrive.
+    /// With --churn: number of arriving tasks.
     #[arg(long, default_value_t = 60_000, requires = "churn", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     arrivals: u64,
-    /// How nodes are numbered, which decides between equal scores.
-    #[arg(long, default_value = "trace", value_parser = one_of(NODE_ORDERS))]
+    /// Order of the nodes, which breaks ties between equal scores.
+    #[arg(long, default_value = "trace", value_parser = named_value(NODE_ORDERS))]
     node_order: NodeOrdering,
-    /// Answer in JSON: an array with a row for each trace, strategy and seed.
+    /// Print a JSON array with one row per trace, strategy and seed.
     #[arg(long, conflicts_with = "table")]
     json: bool,
-    /// Answer as a table of means over the seeds (the default).
+    /// Print a table of means over the seeds (default).
     #[arg(long)]
     table: bool,
-    /// Also draw unallocated % over arrivals into this file (one trace, without --churn).
+    /// Write an SVG plot of the unallocated share over arrivals (one trace, without --churn).
     #[arg(long, value_name = "FILE", conflicts_with = "churn")]
     svg: Option<PathBuf>,
 }
@@ -78,13 +79,13 @@ const NODE_ORDERS: [(&str, NodeOrdering); 3] = [
     ("cpu-per-gpu-asc", NodeOrdering::CpuPerGpuAsc),
 ];
 
-/// Parses one of several values by its name.
-pub(crate) fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
-    named: [(&'static str, T); N],
+/// Returns a parser for one of several named values.
+pub(crate) fn named_value<T: Clone + Send + Sync + 'static, const N: usize>(
+    named_rows: [(&'static str, T); N],
 ) -> impl TypedValueParser<Value = T> {
-    let names = PossibleValuesParser::new(named.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    let names = PossibleValuesParser::new(named_rows.iter().map(|(name, _)| *name).collect::<Vec<_>>());
     names.try_map(move |given| {
-        named.iter().find(|(name, _)| *name == given).map(|(_, value)| value.clone()).ok_or("it is not known")
+        named_rows.iter().find(|(name, _)| *name == given).map(|(_, value)| value.clone()).ok_or("unknown value")
     })
 }
 
@@ -92,57 +93,57 @@ fn parse_strategy(text: &str) -> Result<PlacementStrategy, String> {
     text.parse().map_err(|error: gpupool_core::FieldError| error.to_string())
 }
 
-/// Seeds somebody listed.
+/// Seeds of a command line.
 #[derive(Clone)]
-struct Seeds(Vec<u64>);
+struct SeedList(Vec<u64>);
 
-fn parse_seeds(text: &str) -> Result<Seeds, String> {
-    let number = |text: &str| text.trim().parse::<u64>();
+fn parse_seeds(text: &str) -> Result<SeedList, String> {
+    let parse_number = |text: &str| text.trim().parse::<u64>();
     let mut seeds = Vec::new();
     for part in text.split(',') {
         let range = part.split_once('-').map_or((part, part), |range| range);
-        match (number(range.0), number(range.1)) {
+        match (parse_number(range.0), parse_number(range.1)) {
             (Ok(first), Ok(last)) if first <= last && last - first < 10_000 => seeds.extend(first..=last),
-            _ => return Err(format!("{part:?} is neither a number nor a range such as 42-46")),
+            _ => return Err(format!("{part:?} is not a number or a range such as 42-46")),
         }
     }
-    Ok(Seeds(seeds))
+    Ok(SeedList(seeds))
 }
 
 fn parse_load(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(load) if load > 0.0 && load <= 100.0 => Ok(load),
-        _ => Err("it must be a number above 0 and at most 100".to_owned()),
+        _ => Err("must be a number above 0 and at most 100".to_owned()),
     }
 }
 
-pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
-    let Sim::Placement(placement) = command;
+pub(crate) fn run(command: &SimCommand) -> anyhow::Result<ExitCode> {
+    let SimCommand::Placement(placement) = command;
     let folder = TraceFolder::open(&placement.traces)?;
-    let known = folder.traces()?;
+    let available = folder.traces()?;
     for trace in &placement.trace {
         ensure!(
-            known.contains(trace),
-            "there is no trace {trace:?} in {}; there are {}",
+            available.contains(trace),
+            "no trace {trace:?} in {}; available: {}",
             placement.traces.display(),
-            known.join(", ")
+            available.join(", ")
         );
     }
-    let traces = if placement.trace.is_empty() { known } else { placement.trace.clone() };
+    let traces = if placement.trace.is_empty() { available } else { placement.trace.clone() };
     if placement.churn { churn(placement, &folder, &traces) } else { replay(placement, &folder, &traces) }
 }
 
-impl Placement {
-    /// The seeds to use, of those there are.
-    fn seeds_of(&self, trace: &str, there_are: &[u64]) -> anyhow::Result<Vec<u64>> {
-        let Some(Seeds(seeds)) = &self.seeds else { return Ok(there_are.to_vec()) };
-        match seeds.iter().find(|seed| !there_are.contains(seed)) {
-            Some(missing) => bail!("there is no seed {missing} for trace {trace:?}; there are {there_are:?}"),
+impl PlacementArgs {
+    /// Returns the requested seeds, or all available ones.
+    fn select_seeds(&self, trace: &str, available: &[u64]) -> anyhow::Result<Vec<u64>> {
+        let Some(SeedList(seeds)) = &self.seeds else { return Ok(available.to_vec()) };
+        match seeds.iter().find(|seed| !available.contains(seed)) {
+            Some(missing) => bail!("no seed {missing} for trace {trace:?}; available: {available:?}"),
             None => Ok(seeds.clone()),
         }
     }
 
-    /// One for each strategy and seed.
+    /// Returns one scenario per strategy and seed.
     fn scenarios<'a>(
         &'a self,
         folder: &'a TraceFolder,
@@ -156,25 +157,25 @@ impl Placement {
     }
 }
 
-fn replay(placement: &Placement, folder: &TraceFolder, traces: &[String]) -> anyhow::Result<ExitCode> {
+fn replay(placement: &PlacementArgs, folder: &TraceFolder, traces: &[String]) -> anyhow::Result<ExitCode> {
     ensure!(
         placement.svg.is_none() || traces.len() == 1,
-        "--svg draws one trace; choose it with --trace, one of {}",
+        "--svg draws one trace; select it with --trace, one of {}",
         traces.join(", ")
     );
     let mut rows: Vec<ReplayResult> = Vec::new();
     for trace in traces {
-        let seeds = placement.seeds_of(trace, &folder.seeds(trace)?)?;
+        let seeds = placement.select_seeds(trace, &folder.seeds(trace)?)?;
         for scenario in placement.scenarios(folder, trace, &seeds) {
             rows.push(scenario.replay()?);
         }
     }
     if let Some(file) = &placement.svg {
         let title = format!("Unallocated GPU, trace {}, mean of the seeds", traces[0]);
-        fs::write(file, plot::render_svg(&title, &curves(&rows), 80))
+        fs::write(file, plot::render_svg(&title, &mean_curves(&rows), 80))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
-    let heads = ["unallocated % at 100", "at 130", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
+    let headings = ["unallocated % at 100", "at 130", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
     let cells = |row: &ReplayResult| {
         [
             row.unallocated_100,
@@ -185,28 +186,31 @@ fn replay(placement: &Placement, folder: &TraceFolder, traces: &[String]) -> any
             row.us_per_refresh,
         ]
     };
-    let named = || rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
-    answer(placement.json, &rows, || means(heads, named()))
+    let named_rows = || rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
+    print_output(placement.json, &rows, || table_of_means(headings, named_rows()))
 }
 
-fn churn(placement: &Placement, folder: &TraceFolder, traces: &[String]) -> anyhow::Result<ExitCode> {
-    let seeds = placement.seeds.clone().unwrap_or_else(|| Seeds((42..=46).collect())).0;
+fn churn(placement: &PlacementArgs, folder: &TraceFolder, traces: &[String]) -> anyhow::Result<ExitCode> {
+    let seeds = placement.seeds.clone().unwrap_or_else(|| SeedList((42..=46).collect())).0;
     let mut rows: Vec<ChurnResult> = Vec::new();
     for trace in traces {
         for scenario in placement.scenarios(folder, trace, &seeds) {
             rows.push(scenario.churn(placement.load, placement.arrivals)?);
         }
     }
-    let heads = ["mean allocated %", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
+    let headings = ["mean allocated %", "failed", "multi-GPU refused %", "µs/decision", "µs/refresh"];
     let cells = |row: &ChurnResult| {
         [row.mean_allocated, row.failed as f64, row.refused_multi_gpu, row.us_per_decision, row.us_per_refresh]
     };
-    let named = || rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
-    answer(placement.json, &rows, || means(heads, named()))
+    let named_rows = || rows.iter().map(|row| ((row.trace.as_str(), row.strategy), cells(row)));
+    print_output(placement.json, &rows, || table_of_means(headings, named_rows()))
 }
 
-/// A table of the means of the cells of rows with the same name.
-fn means<'a, const N: usize>(heads: [&str; N], rows: impl Iterator<Item = ((&'a str, &'a str), [f64; N])>) -> String {
+/// Formats a table of the mean cells of rows with the same name.
+fn table_of_means<'a, const N: usize>(
+    headings: [&str; N],
+    rows: impl Iterator<Item = ((&'a str, &'a str), [f64; N])>,
+) -> String {
     let mut order: Vec<(&str, &str)> = Vec::new();
     let mut sums: BTreeMap<(&str, &str), ([f64; N], u32)> = BTreeMap::new();
     for (name, cells) in rows {
@@ -219,11 +223,11 @@ fn means<'a, const N: usize>(heads: [&str; N], rows: impl Iterator<Item = ((&'a 
     }
     let width = |name: fn(&(&str, &str)) -> usize, least: usize| order.iter().map(name).max().unwrap_or(0).max(least);
     let (traces, strategies) = (width(|name| name.0.len(), 5), width(|name| name.1.len(), 8));
-    let mut text = format!("{:traces$}  {:strategies$}  seeds  {}\n", "trace", "strategy", heads.join("  "));
+    let mut text = format!("{:traces$}  {:strategies$}  seeds  {}\n", "trace", "strategy", headings.join("  "));
     for name in order {
         let (sum, count) = sums[&name];
         let _ = write!(text, "{:traces$}  {:strategies$}  {count:5}", name.0, name.1);
-        for (head, sum) in heads.iter().zip(sum) {
+        for (head, sum) in headings.iter().zip(sum) {
             let _ = write!(text, "  {:>width$.2}", sum / f64::from(count), width = head.chars().count());
         }
         text.push('\n');
@@ -231,8 +235,8 @@ fn means<'a, const N: usize>(heads: [&str; N], rows: impl Iterator<Item = ((&'a 
     text
 }
 
-/// The mean curve of each strategy, as long as the shortest of its seeds.
-fn curves(rows: &[ReplayResult]) -> Vec<PlotCurve> {
+/// Returns the mean curve of each strategy, as long as its shortest seed.
+fn mean_curves(rows: &[ReplayResult]) -> Vec<PlotCurve> {
     let mut curves: Vec<(PlotCurve, usize)> = Vec::new();
     for row in rows {
         match curves.iter_mut().find(|(curve, _)| curve.name == row.strategy) {

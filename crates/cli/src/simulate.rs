@@ -1,4 +1,4 @@
-//! `gpupool simulate`: lets things go wrong with the simulated devices of an agent, and mends them.
+//! `gpupool simulate`: injects faults into the simulated GPUs of an agent, and clears them.
 
 use std::process::ExitCode;
 
@@ -7,82 +7,82 @@ use gpupool_api::simulate::{DeviceFaultBody, FaultBody};
 use gpupool_devices::simulated::SimulatedFault;
 use serde_json::Value;
 
-use crate::connect::{Connect, ask};
-use crate::output::answer;
-use crate::terminal::{Column, Paint, Table};
+use crate::endpoint_args::{EndpointArgs, call_agent};
+use crate::output::print_output;
+use crate::terminal::{TableColumn, TextStyle, TextTable};
 
-/// Faults of simulated devices.
 #[derive(Subcommand)]
-pub(crate) enum Simulate {
-    /// Let something go wrong, until it is cleared.
-    Fault(SetFault),
-    /// Mend a device, or all of them.
-    Clear(Clear),
-    /// What is wrong now.
-    List(List),
+pub(crate) enum SimulateCommand {
+    /// Inject a fault that lasts until it is cleared.
+    Fault(FaultArgs),
+    /// Clear the fault of a GPU, or of all GPUs.
+    Clear(FaultTargetArgs),
+    /// List the current faults.
+    List(FaultListArgs),
 }
 
-/// What goes wrong, and with which device.
+/// Options of `gpupool simulate fault`.
 #[derive(Args)]
-pub(crate) struct SetFault {
-    /// The fault, such as lost, hot:97 or squatter:4242:2048:35.
-    #[arg(value_parser = fault, long_help = forms())]
+pub(crate) struct FaultArgs {
+    /// Fault, such as lost, hot:97 or squatter:4242:2048:35.
+    #[arg(value_parser = parse_fault, long_help = fault_help())]
     fault: SimulatedFault,
     #[command(flatten)]
-    of: Clear,
+    target: FaultTargetArgs,
 }
 
-/// Which device.
+/// GPU and endpoint of a fault command.
 #[derive(Args)]
-pub(crate) struct Clear {
-    /// The number of the device; all of them unless given.
+pub(crate) struct FaultTargetArgs {
+    /// Id of the GPU [default: all GPUs].
     #[arg(long, value_name = "ID")]
     gpu: Option<u32>,
     #[command(flatten)]
-    connect: Connect,
+    endpoint_args: EndpointArgs,
 }
 
-/// How to answer.
+/// Options of `gpupool simulate list`.
 #[derive(Args)]
-pub(crate) struct List {
-    /// Answer in JSON.
+pub(crate) struct FaultListArgs {
+    /// Print JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    connect: Connect,
+    endpoint_args: EndpointArgs,
 }
 
-pub(crate) fn run(command: &Simulate) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &SimulateCommand) -> anyhow::Result<ExitCode> {
     match command {
-        Simulate::Fault(arguments) => set(&arguments.of, Value::String(arguments.fault.to_string())),
-        Simulate::Clear(arguments) => set(arguments, Value::Null),
-        Simulate::List(arguments) => {
-            let faults = ask(arguments.connect.client()?.faults())?;
-            answer(arguments.json, &faults, || table(&faults.faults))
+        SimulateCommand::Fault(arguments) => set_fault(&arguments.target, Value::String(arguments.fault.to_string())),
+        SimulateCommand::Clear(arguments) => set_fault(arguments, Value::Null),
+        SimulateCommand::List(arguments) => {
+            let faults = call_agent(arguments.endpoint_args.client()?.faults())?;
+            print_output(arguments.json, &faults, || faults_table(&faults.faults))
         }
     }
 }
 
-fn set(of: &Clear, fault: Value) -> anyhow::Result<ExitCode> {
-    ask(of.connect.client()?.set_fault(&FaultBody { gpu_id: of.gpu, fault })).map(|_| ExitCode::SUCCESS)
+fn set_fault(target: &FaultTargetArgs, fault: Value) -> anyhow::Result<ExitCode> {
+    call_agent(target.endpoint_args.client()?.set_fault(&FaultBody { gpu_id: target.gpu, fault }))
+        .map(|_| ExitCode::SUCCESS)
 }
 
-fn table(faults: &[DeviceFaultBody]) -> String {
-    let mut table = Table::new([Column::number("GPU"), Column::words("FAULT")]);
+fn faults_table(faults: &[DeviceFaultBody]) -> String {
+    let mut table = TextTable::new([TableColumn::number("GPU"), TableColumn::text("FAULT")]);
     for DeviceFaultBody { gpu_id, fault } in faults {
-        // A newer agent may know a fault that has no short form here.
+        // A newer agent may send a fault without a short form.
         let shown = serde_json::from_value::<SimulatedFault>(fault.clone())
             .map_or_else(|_| fault.to_string(), |it| it.to_string());
-        table.row([gpu_id.to_string(), shown], Paint::Plain);
+        table.add_row([gpu_id.to_string(), shown], TextStyle::Plain);
     }
-    table.or("nothing is wrong\n")
+    table.render_or("no faults\n")
 }
 
-fn fault(text: &str) -> Result<SimulatedFault, String> {
+fn parse_fault(text: &str) -> Result<SimulatedFault, String> {
     text.parse().map_err(|error: gpupool_devices::simulated::FaultError| error.to_string())
 }
 
-fn forms() -> String {
+fn fault_help() -> String {
     let known = "?".parse::<SimulatedFault>().map_or_else(|error| error.allowed, |_| "");
-    format!("The fault. One of: {known}")
+    format!("Fault to inject.\n\nAllowed: {known}")
 }

@@ -1,5 +1,5 @@
-//! `gpupool token`: who may lease over the network. Through the agent where one runs, else in its state directory, so that
-//! tokens can be made before the first start.
+//! `gpupool token`: manages access tokens through the agent or, if none runs, directly in its state directory. Tokens
+//! can therefore be created before the first start.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,169 +16,175 @@ use gpupool_core::limits::MAX_NAME_BYTES;
 use gpupool_store::{LeaseStore, SqliteStore, TokenId, TokenMetadata, TokenRole};
 use rustix::process::geteuid;
 
-use crate::connect::{Connect, ask};
-use crate::output::{WrongUsage, answer, note};
-use crate::terminal::{Column, Paint, Table, clean};
+use crate::endpoint_args::{EndpointArgs, call_agent};
+use crate::output::{UsageError, print_note, print_output};
+use crate::terminal::{TableColumn, TextStyle, TextTable, sanitize};
 
-/// Tokens, for administrators.
 #[derive(Subcommand)]
-pub(crate) enum Tokens {
-    /// Make a token, and print its secret, which is never shown again.
-    Create(Create),
-    /// Every token, without its secret.
-    List(At),
-    /// Make a token worthless. Leases it took stay.
-    Revoke(Revoke),
+pub(crate) enum TokenCommand {
+    /// Create a token and print its secret, which is not shown again.
+    Create(TokenCreateArgs),
+    /// List all tokens, without their secrets.
+    List(TokenStoreArgs),
+    /// Revoke a token.
+    ///
+    /// Leases that were acquired with the token stay.
+    Revoke(TokenRevokeArgs),
 }
 
-/// For whom.
+/// Options of `gpupool token create`.
 #[derive(Args)]
-pub(crate) struct Create {
-    /// On whose account it leases.
+pub(crate) struct TokenCreateArgs {
+    /// Owner of the leases acquired with the token.
     #[arg(long, value_name = "NAME")]
     owner: String,
-    /// It may do what administrators do: revoke anybody's leases, cordon GPUs, make tokens.
+    /// Grant administrator rights: revoke any lease, cordon GPUs, manage tokens.
     #[arg(long)]
     admin: bool,
     #[command(flatten)]
-    at: At,
+    store_args: TokenStoreArgs,
 }
 
-/// Which.
+/// Options of `gpupool token revoke`.
 #[derive(Args)]
-pub(crate) struct Revoke {
-    /// The number of the token.
+pub(crate) struct TokenRevokeArgs {
+    /// Id of the token.
     id: u64,
     #[command(flatten)]
-    at: At,
+    store_args: TokenStoreArgs,
 }
 
-/// Where tokens are kept, and how to answer.
+/// Location of the tokens, and the output format.
 #[derive(Args)]
-pub(crate) struct At {
-    /// Answer in JSON.
+pub(crate) struct TokenStoreArgs {
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// The state directory of the agent, where it is not the usual one.
+    /// State directory of the agent [default: the configured one].
     #[arg(long, value_name = "DIR", conflicts_with_all = ["endpoint", "ca_file"])]
     state_dir: Option<PathBuf>,
     #[command(flatten)]
-    connect: Connect,
+    endpoint_args: EndpointArgs,
 }
 
-/// Who keeps the tokens now.
-enum Keeper {
+/// Access to the tokens.
+enum TokenAccess {
     Agent(Box<AgentClient>),
-    Nobody(Box<SqliteStore>),
+    Offline(Box<SqliteStore>),
 }
 
-impl At {
-    fn keeper(&self) -> anyhow::Result<Keeper> {
-        let (client, state_dir) = self.connect.client_or_state(self.state_dir.as_deref())?;
+impl TokenStoreArgs {
+    fn open(&self) -> anyhow::Result<TokenAccess> {
+        let (client, state_dir) = self.endpoint_args.client_or_state(self.state_dir.as_deref())?;
         match client {
-            Some(client) => Ok(Keeper::Agent(Box::new(client))),
-            None => Ok(Keeper::Nobody(Box::new(open(&state_dir)?))),
+            Some(client) => Ok(TokenAccess::Agent(Box::new(client))),
+            None => Ok(TokenAccess::Offline(Box::new(open_store(&state_dir)?))),
         }
     }
 }
 
-pub(crate) fn run(command: &Tokens) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &TokenCommand) -> anyhow::Result<ExitCode> {
     match command {
-        Tokens::Create(arguments) => create(arguments),
-        Tokens::List(at) => list(at),
-        Tokens::Revoke(arguments) => revoke(arguments),
+        TokenCommand::Create(arguments) => create_token(arguments),
+        TokenCommand::List(store_args) => list_tokens(store_args),
+        TokenCommand::Revoke(arguments) => revoke_token(arguments),
     }
 }
 
-fn create(arguments: &Create) -> anyhow::Result<ExitCode> {
-    let wanted = NewToken { owner: arguments.owner.clone(), admin: arguments.admin };
-    let made = match arguments.at.keeper()? {
-        Keeper::Agent(client) => ask(client.create_token(&wanted))?,
-        Keeper::Nobody(mut store) => create_offline(&mut store, &wanted)?,
+fn create_token(arguments: &TokenCreateArgs) -> anyhow::Result<ExitCode> {
+    let new_token = NewToken { owner: arguments.owner.clone(), admin: arguments.admin };
+    let created = match arguments.store_args.open()? {
+        TokenAccess::Agent(client) => call_agent(client.create_token(&new_token))?,
+        TokenAccess::Offline(mut store) => create_offline(&mut store, &new_token)?,
     };
-    // Alone on standard output, so that it can be captured.
-    let done = answer(arguments.at.json, &made, || format!("{}\n", made.secret))?;
-    if arguments.at.json {
+    // Only the secret goes to standard output, so that scripts can capture it.
+    let done = print_output(arguments.store_args.json, &created, || format!("{}\n", created.secret))?;
+    if arguments.store_args.json {
         return Ok(done);
     }
-    let TokenCreated { id, owner, admin, .. } = &made;
+    let TokenCreated { id, owner, admin, .. } = &created;
     let what = if *admin { "an administrator's token" } else { "a token" };
-    note(&format!(
-        "This is token {id}, {what} for {}. It is shown only now; clients find it in GPUPOOL_TOKEN.",
-        clean(owner)
+    print_note(&format!(
+        "Created token {id}, {what} for {}. The secret is shown only once; clients read it from GPUPOOL_TOKEN.",
+        sanitize(owner)
     ));
     Ok(done)
 }
 
-fn list(at: &At) -> anyhow::Result<ExitCode> {
-    let tokens = match at.keeper()? {
-        Keeper::Agent(client) => ask(client.tokens())?.tokens,
-        Keeper::Nobody(store) => store.tokens()?.into_iter().map(told).collect(),
+fn list_tokens(store_args: &TokenStoreArgs) -> anyhow::Result<ExitCode> {
+    let tokens = match store_args.open()? {
+        TokenAccess::Agent(client) => call_agent(client.tokens())?.tokens,
+        TokenAccess::Offline(store) => store.tokens()?.into_iter().map(access_token).collect(),
     };
-    answer(at.json, &tokens, || table(&tokens).or("no tokens\n"))
+    print_output(store_args.json, &tokens, || tokens_table(&tokens).render_or("no tokens\n"))
 }
 
-fn table(tokens: &[AccessToken]) -> Table<5> {
-    let mut table = Table::new([
-        Column::number("TOKEN"),
-        Column::words("OWNER").at_least(8),
-        Column::words("MAY"),
-        Column::words("MADE").at_least(10).weighs(1),
-        Column::words("REVOKED").at_least(10),
+fn tokens_table(tokens: &[AccessToken]) -> TextTable<5> {
+    let mut table = TextTable::new([
+        TableColumn::number("TOKEN"),
+        TableColumn::text("OWNER").min_width(8),
+        TableColumn::text("ROLE"),
+        TableColumn::text("CREATED").min_width(10).drop_priority(1),
+        TableColumn::text("REVOKED").min_width(10),
     ]);
     for token in tokens {
-        let may = if token.admin { "administrate" } else { "lease" };
+        let role = if token.admin { "admin" } else { "user" };
         let revoked = token.revoked_at.clone().unwrap_or_default();
-        let paint = if token.revoked_at.is_some() { Paint::Faint } else { Paint::Plain };
-        table.row([token.id.to_string(), token.owner.clone(), may.into(), token.created_at.clone(), revoked], paint);
+        let paint = if token.revoked_at.is_some() { TextStyle::Faint } else { TextStyle::Plain };
+        table.add_row(
+            [token.id.to_string(), token.owner.clone(), role.into(), token.created_at.clone(), revoked],
+            paint,
+        );
     }
     table
 }
 
-fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
+fn revoke_token(arguments: &TokenRevokeArgs) -> anyhow::Result<ExitCode> {
     let id = arguments.id;
-    match arguments.at.keeper()? {
-        Keeper::Agent(client) => ask(client.revoke_token(id))?,
-        Keeper::Nobody(mut store) => anyhow::ensure!(
+    match arguments.store_args.open()? {
+        TokenAccess::Agent(client) => call_agent(client.revoke_token(id))?,
+        TokenAccess::Offline(mut store) => anyhow::ensure!(
             store.revoke_token(TokenId(id), SystemTime::now())?,
-            "there is no token {id} that could be revoked; see: gpupool token list"
+            "no token {id} to revoke; to list them: gpupool token list"
         ),
     }
     let revoked = serde_json::json!({"id": id, "revoked": true});
-    answer(arguments.at.json, &revoked, || format!("token {id} revoked\n"))
+    print_output(arguments.store_args.json, &revoked, || format!("token {id} revoked\n"))
 }
 
-/// The tokens of a state directory that no agent uses now, and none can use meanwhile.
-fn open(dir: &Path) -> anyhow::Result<SqliteStore> {
-    // Files made here by somebody else would lock the agent out of its own directory.
+/// Opens the store of a state directory that no agent uses, and locks it.
+fn open_store(dir: &Path) -> anyhow::Result<SqliteStore> {
+    // Files created by another user would lock the agent out of its own directory.
     let (us, whose) = (geteuid().as_raw(), fs::metadata(dir).map_or(geteuid().as_raw(), |about| about.uid()));
     if whose != us {
         bail!(
-            "{} belongs to user {whose}, not to user {us}; run this as that user, or start the agent and ask it",
+            "{} belongs to user {whose}, not to user {us}; run this as that user, or start the agent first",
             dir.display()
         );
     }
     Ok(SqliteStore::open(dir)?)
 }
 
-fn create_offline(store: &mut SqliteStore, wanted: &NewToken) -> anyhow::Result<TokenCreated> {
-    let owner = wanted.owner.trim().to_owned();
+fn create_offline(store: &mut SqliteStore, new_token: &NewToken) -> anyhow::Result<TokenCreated> {
+    let owner = new_token.owner.trim().to_owned();
     if owner.is_empty() || owner.len() > MAX_NAME_BYTES || owner.starts_with(ANONYMOUS) {
         let allowed = format!("a name of 1..={MAX_NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
-        return Err(WrongUsage::of(format!("owner: {:?} is not allowed; allowed: {allowed}", wanted.owner)).into());
+        return Err(
+            UsageError::new(format!("owner: {:?} is not allowed; it must be {allowed}", new_token.owner)).into()
+        );
     }
-    let role = if wanted.admin { TokenRole::Admin } else { TokenRole::User };
+    let role = if new_token.admin { TokenRole::Admin } else { TokenRole::User };
     let (id, secret) = store.create_token(&owner, role, SystemTime::now())?;
-    Ok(TokenCreated { id: id.0, owner, admin: wanted.admin, secret: secret.reveal().to_owned() })
+    Ok(TokenCreated { id: id.0, owner, admin: new_token.admin, secret: secret.reveal().to_owned() })
 }
 
-/// A token as an agent would tell of it.
-fn told(line: TokenMetadata) -> AccessToken {
+/// Converts a stored token into the agent's JSON form.
+fn access_token(metadata: TokenMetadata) -> AccessToken {
     AccessToken {
-        id: line.token.id.0,
-        owner: line.token.owner,
-        admin: line.token.role == TokenRole::Admin,
-        created_at: iso(line.created_at),
-        revoked_at: line.revoked_at.map(iso),
+        id: metadata.token.id.0,
+        owner: metadata.token.owner,
+        admin: metadata.token.role == TokenRole::Admin,
+        created_at: iso(metadata.created_at),
+        revoked_at: metadata.revoked_at.map(iso),
     }
 }

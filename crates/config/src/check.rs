@@ -1,6 +1,6 @@
-//! `config check`: everything that is wrong or probably not meant, where it was written, and what to do.
+//! `config check`: errors and likely mistakes in a configuration, with place and remedy.
 //!
-//! The rules are pure. Files, directories and the port come as [`MachineFacts`]; without them only what was written is judged.
+//! The rules are pure. Facts about files, directories and the port are passed in as [`MachineFacts`].
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
@@ -19,31 +19,32 @@ use crate::problem::{ConfigProblem, ConfigProblems, SettingOrigin, nearest};
 use crate::settings::{Setting, all_settings};
 use crate::value::{shortened, split_port};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigSeverity {
-    /// The agent will not start, or the setting cannot work.
+    /// The agent does not start, or the setting cannot work.
     Error,
-    /// It works, but probably not as it was meant.
+    /// The setting works, but probably not as intended.
     Warning,
-    /// Good to know.
+    /// Information.
     Notice,
 }
 
-/// One thing that is wrong or probably not meant.
+/// Error or likely mistake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConfigFinding {
     pub severity: ConfigSeverity,
-    /// A short name that never changes.
+    /// Stable code.
     pub code: &'static str,
     pub what: String,
-    /// The place it was written.
+    /// Setting and its origin.
     pub place: String,
     pub remedy: String,
 }
 
-/// All findings about what `inputs` make, the worst first. Facts are judged only where the configuration can be loaded.
+/// Returns all findings about `inputs`, worst first. Machine facts are gathered only if the configuration can be
+/// loaded.
 pub fn check_config(inputs: &ConfigInputs, look: impl FnOnce(&LoadedConfig) -> MachineFacts) -> Vec<ConfigFinding> {
     let mut found = findings_about_variables(&inputs.env);
     match load_config(inputs) {
@@ -54,30 +55,30 @@ pub fn check_config(inputs: &ConfigInputs, look: impl FnOnce(&LoadedConfig) -> M
                 what: warning.to_string(),
                 ..ConfigFinding::from(&warning.problem)
             }));
-            let mut finder = Finder { loaded: &loaded, found };
-            finder.listening();
-            finder.asking();
-            finder.refresh();
-            finder.visible_devices();
-            finder.without_effect();
-            finder.order_of_policies();
-            finder.empty_lists();
-            finder.quotas();
+            let mut collector = FindingCollector { loaded: &loaded, found };
+            collector.check_listening();
+            collector.check_client();
+            collector.check_refresh_interval();
+            collector.check_visible_devices();
+            collector.check_unused_settings();
+            collector.check_policy_order();
+            collector.check_empty_lists();
+            collector.check_quotas();
             let facts = look(&loaded);
-            finder.port(&facts.port);
-            finder.files(&facts);
-            finder.state_directory(&facts);
-            found = finder.found;
+            collector.check_port(&facts.port);
+            collector.check_files(&facts);
+            collector.check_state_directory(&facts);
+            found = collector.found;
         }
     }
     found.sort_by_key(|finding| finding.severity);
     found
 }
 
-/// A paragraph for each finding; a sentence where there is none.
+/// Formats one paragraph per finding, or a sentence if there are none.
 pub fn findings_as_text(findings: &[ConfigFinding]) -> String {
     if findings.is_empty() {
-        return "Nothing wrong was found.\n".to_owned();
+        return "No problems found.\n".to_owned();
     }
     let mut text = String::new();
     for ConfigFinding { severity, code, what, place, remedy } in findings {
@@ -87,7 +88,7 @@ pub fn findings_as_text(findings: &[ConfigFinding]) -> String {
     text
 }
 
-/// `{findings: [{severity, code, what, place, remedy}]}`.
+/// Formats the findings as `{findings: [{severity, code, what, place, remedy}]}`.
 pub fn findings_as_json(findings: &[ConfigFinding]) -> Json {
     json!({ "findings": findings })
 }
@@ -109,14 +110,14 @@ impl From<&ConfigProblem> for ConfigFinding {
     }
 }
 
-/// Makes findings about the values of one configuration.
-struct Finder<'l> {
+/// Collects findings about one configuration.
+struct FindingCollector<'l> {
     loaded: &'l LoadedConfig,
     found: Vec<ConfigFinding>,
 }
 
-impl Finder<'_> {
-    /// Notes a finding about the value of `key`.
+impl FindingCollector<'_> {
+    /// Adds a finding about the value of `key`.
     fn add(
         &mut self,
         severity: ConfigSeverity,
@@ -130,10 +131,10 @@ impl Finder<'_> {
     }
 }
 
-// Who can reach the agent, and which servers a client asks.
+// Access to the agent, and endpoints of clients.
 
-impl Finder<'_> {
-    fn listening(&mut self) {
+impl FindingCollector<'_> {
+    fn check_listening(&mut self) {
         let server = &self.loaded.config.server;
         let host = &server.host;
         let (on_network, tls) = (!is_loopback(host), server.tls_cert.is_some());
@@ -141,46 +142,47 @@ impl Finder<'_> {
             && host != "localhost"
             && matches!(self.loaded.origin_of("server.host"), SettingOrigin::Environment { .. })
         {
-            let what =
-                format!("HOST is {host:?}, a name. Some shells and conda set HOST to something that is no address.");
+            let what = format!(
+                "HOST is the name {host:?}. Some shells and conda set HOST to something that is not an address."
+            );
             self.add(Notice, "host_is_a_name", "server.host", what, "Pass --host 127.0.0.1 or another address.");
         }
         if on_network && !tls && !server.allow_plain_http && !server.open {
             let what = format!(
-                "The agent answers the network on {host} without TLS: anyone may read statistics, and tokens are refused, \
-                 so only users of this machine can take GPUs."
+                "The agent serves the network on {host} without TLS. Any client can read statistics; tokens are refused, so only \
+                 users of this machine can lease GPUs."
             );
-            let remedy = "Set server.tls_cert and server.tls_key; on a trusted network --allow-plain-http or --open.";
+            let remedy = "Set server.tls_cert and server.tls_key. On a trusted network you can use --allow-plain-http or --open instead.";
             self.add(Warning, "network_without_tls", "server.host", what, remedy);
         }
         if on_network && !tls && server.allow_plain_http && !server.open {
-            let what = "Tokens travel over the network without TLS; whoever listens in can use them.";
+            let what = "Tokens are sent over the network without TLS, where others can read and use them.";
             let remedy = "Set server.tls_cert and server.tls_key, and remove allow_plain_http.";
             self.add(Warning, "plain_http_tokens", "server.allow_plain_http", what, remedy);
         }
         if server.open && tls {
-            let what = "Anyone may take GPUs without a token (open), so TLS keeps readings private but nobody out.";
-            self.add(Warning, "open_with_tls", "server.open", what, "Remove open, and give clients tokens.");
+            let what = "open lets every client lease GPUs without a token, so TLS encrypts the traffic but restricts no access.";
+            self.add(Warning, "open_with_tls", "server.open", what, "Remove open and give clients tokens.");
         }
         if server.open && !on_network {
-            let what = format!("open lets the network in, but the agent listens on {host} only.");
+            let what = format!("open has no effect: the agent listens on {host} only.");
             self.add(Notice, "open_on_loopback", "server.open", what, "Remove open, or set server.host.");
         }
     }
 
-    fn asking(&mut self) {
+    fn check_client(&mut self) {
         let loaded = self.loaded;
         let client = &loaded.config.client;
         let servers = loaded.client_endpoints();
         let plain = |url: &&String| url.strip_prefix("http://").is_some_and(|rest| !is_loopback(host_of(rest)));
         if let (Some(_), Some(url)) = (&client.token, servers.urls.iter().find(plain)) {
-            let what = format!("The token would travel to {url} without TLS.");
-            let remedy = "Use https://; servers refuse tokens over plain HTTP unless they were told to accept them.";
+            let what = format!("The token would be sent to {url} without TLS.");
+            let remedy = "Use https://. Agents refuse tokens over plain HTTP unless they run with --allow-plain-http.";
             self.add(Warning, "token_without_tls", "client.token", what, remedy);
         }
         if client.endpoint.is_some() && !client.endpoints.is_empty() {
             let what =
-                format!("Both client.endpoint and client.endpoints are set; asked is {}.", servers.urls.join(", "));
+                format!("Both client.endpoint and client.endpoints are set; {} is used.", servers.urls.join(", "));
             self.add(Notice, "endpoint_twice", "client.endpoint", what, "Keep one of them.");
         }
         for (key, threshold) in [
@@ -188,7 +190,8 @@ impl Finder<'_> {
             ("client.utilization_threshold_percent", client.utilization_threshold_percent),
         ] {
             if threshold.0 == 0 {
-                let what = "Available means strictly below the threshold, and nothing is below 0 %: no GPU would be available.";
+                let what =
+                    "A GPU is available only below the threshold, so with a threshold of 0 % no GPU is ever available.";
                 self.add(Warning, "threshold_zero", key, what, "Set it above 0; 80 and 90 are usual.");
             }
         }
@@ -199,41 +202,40 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The host of what follows the scheme in a tidied URL.
+/// Returns the host of a tidied URL without its scheme.
 fn host_of(rest: &str) -> &str {
     rest.split('/').next().and_then(split_port).map_or(rest, |(host, _)| host)
 }
 
-// How GPUs are read, and settings that do nothing.
+// Reading of GPUs, and settings without effect.
 
-/// Reading more often than this costs more than it tells.
-const OFTEN: Duration = Duration::from_millis(200);
-/// Reading more seldom than this hides what happens.
-const SELDOM: Duration = Duration::from_secs(60);
+/// Shorter intervals cost more than they show.
+const MIN_SENSIBLE_INTERVAL: Duration = Duration::from_millis(200);
+/// Longer intervals hide what happens.
+const MAX_SENSIBLE_INTERVAL: Duration = Duration::from_secs(60);
 
-impl Finder<'_> {
-    fn refresh(&mut self) {
+impl FindingCollector<'_> {
+    fn check_refresh_interval(&mut self) {
         let interval = self.loaded.config.monitoring.refresh_interval;
         let secs = interval.as_secs_f64();
-        let remedy = "One second suits most machines; 0.2 to 60 is sensible.";
-        if interval < OFTEN {
-            let what =
-                format!("GPUs are read every {secs} s; drivers take a good part of that, and the CPU with them.");
+        let remedy = "Set it to 0.2 to 60 seconds; one second suits most machines.";
+        if interval < MIN_SENSIBLE_INTERVAL {
+            let what = format!("GPUs are read every {secs} s, which keeps the driver and a CPU busy.");
             self.add(Warning, "refresh_often", "monitoring.refresh_interval", what, remedy);
         }
-        if interval > SELDOM {
-            let what = format!("GPUs are read every {secs} s; thresholds are judged by readings that old.");
+        if interval > MAX_SENSIBLE_INTERVAL {
+            let what = format!("GPUs are read every {secs} s, so thresholds are compared with readings of that age.");
             self.add(Warning, "refresh_seldom", "monitoring.refresh_interval", what, remedy);
         }
     }
 
-    fn visible_devices(&mut self) {
+    fn check_visible_devices(&mut self) {
         let key = "monitoring.cuda_visible_devices";
         let Some(devices) = &self.loaded.config.monitoring.cuda_visible_devices else { return };
         let tokens = || devices.split([',', ' ', '\t']).filter(|token| !token.is_empty());
         if tokens().next().is_none() {
-            let what = "CUDA_VISIBLE_DEVICES is empty: the agent shows no GPU at all.";
-            self.add(Notice, "no_visible_devices", key, what, "Unset it for all GPUs.");
+            let what = "CUDA_VISIBLE_DEVICES is empty, so the agent manages no GPU.";
+            self.add(Notice, "no_visible_devices", key, what, "Unset it to manage all GPUs.");
             return;
         }
         let bad: Vec<_> = tokens().filter(|token| !can_name_a_device(token)).collect();
@@ -241,29 +243,29 @@ impl Finder<'_> {
             return;
         }
         let all_bad = bad.len() == tokens().count();
-        let effect = if all_bad { "no other names a GPU, so all of them are shown" } else { "they are skipped" };
+        let effect = if all_bad { "none of the names is a GPU, so all GPUs are used" } else { "they are ignored" };
         let what = format!("{} cannot name a GPU; {effect}.", shortened(&bad.join(", ")));
-        let remedy = "Write indices (0,1) or UUIDs (GPU-5f3c…); `gpupool devices` lists them.";
+        let remedy = "Use indices (0,1) or UUIDs (GPU-5f3c…); `gpupool devices` lists them.";
         self.add(Warning, "bad_visible_devices", key, what, remedy);
     }
 
-    fn without_effect(&mut self) {
+    fn check_unused_settings(&mut self) {
         for key in ["server.reload", "server.workers"] {
             if self.loaded.is_set(key) {
-                let what = format!("{key} is accepted and reported, and does nothing.");
+                let what = format!("{key} is accepted for compatibility and has no effect.");
                 self.add(Notice, "no_effect", key, what, "Remove it.");
             }
         }
         let monitoring = &self.loaded.config.monitoring;
         if monitoring.simulate.is_some() && self.loaded.is_set("monitoring.backend") {
-            let what = "Devices are simulated, so the backend is not used.";
+            let what = "GPUs are simulated, so the backend is not used.";
             let remedy = "Keep one of monitoring.simulate and monitoring.backend.";
             self.add(Notice, "backend_unused", "monitoring.backend", what, remedy);
         }
     }
 }
 
-/// An index, or the beginning of a UUID in the form of either vendor.
+/// Returns whether the token is an index or the beginning of a UUID of either vendor.
 fn can_name_a_device(token: &str) -> bool {
     if token.bytes().all(|c| c.is_ascii_digit()) {
         return token.parse::<u32>().is_ok();
@@ -272,74 +274,73 @@ fn can_name_a_device(token: &str) -> bool {
         token.get(..start.len()).filter(|begin| begin.eq_ignore_ascii_case(start)).map(|_| &token[start.len()..])
     });
     let name = rest.unwrap_or(token);
-    // An older name of a MIG instance is that of its GPU with two numbers: MIG-GPU-…/1/0.
+    // An older form of a MIG name is the name of its GPU with two numbers: MIG-GPU-…/1/0.
     let name = name.strip_prefix("GPU-").unwrap_or(name);
     !name.is_empty()
         && name.chars().all(|c| c.is_ascii_hexdigit() || "-/".contains(c))
         && (rest.is_some() || name.contains('-') || name.len() >= 4)
 }
 
-// Policies and quotas that are allowed but cannot do what was meant.
+// Policies and quotas that cannot have the intended effect.
 
-impl Finder<'_> {
-    fn order_of_policies(&mut self) {
+impl FindingCollector<'_> {
+    fn check_policy_order(&mut self) {
         let policies = &self.loaded.config.policies.policies;
         let mut names = HashSet::new();
         for (index, policy) in policies.iter().enumerate() {
             let key = format!("policy[{index}].name");
             let name = &policy.name;
             if !names.insert(name) {
-                let what = format!(
-                    "Two policies are called {name:?}; refusals name the policy and would not tell them apart."
-                );
-                self.add(Warning, "policy_name_twice", &key, what, "Give each its own name.");
+                let what =
+                    format!("Two policies are named {name:?}, so a refusal does not show which policy caused it.");
+                self.add(Warning, "policy_name_twice", &key, what, "Give each policy its own name.");
             }
-            let earlier = policies[..index].iter().find(|earlier| covers(&earlier.applies_to, &policy.applies_to));
+            let earlier = policies[..index].iter().find(|earlier| covers_all(&earlier.applies_to, &policy.applies_to));
             if let Some(earlier) = earlier {
                 let earlier = &earlier.name;
                 let what =
-                    format!("{name:?} is never reached: {earlier:?} stands before it and takes all its requests.");
+                    format!("Policy {name:?} is never used: {earlier:?} precedes it and matches all its requests.");
                 self.add(Warning, "policy_unreachable", &key, what, "Put the narrower policy first.");
             }
         }
     }
 
-    /// A list that is there and empty covers everything, which is seldom meant.
-    fn empty_lists(&mut self) {
+    /// An empty list matches everything, which is seldom intended.
+    fn check_empty_lists(&mut self) {
         let empty = |resolved: &&ResolvedSetting| resolved.value.as_array().is_some_and(Vec::is_empty);
         for resolved in self.loaded.resolved.iter().filter(|resolved| resolved.key.starts_with("policy[")).filter(empty)
         {
-            let what = format!("{} is an empty list, which means any.", resolved.key);
-            self.add(Warning, "policy_empty_list", &resolved.key, what, "Remove it, or name somebody.");
+            let what = format!("{} is an empty list, which matches everything.", resolved.key);
+            self.add(Warning, "policy_empty_list", &resolved.key, what, "Remove it, or add entries.");
         }
     }
 
-    fn quotas(&mut self) {
+    fn check_quotas(&mut self) {
         let policies = &self.loaded.config.policies;
         for (owner, quota) in &policies.quotas {
             let key = format!("quota.owners.{owner}");
             if *quota == OwnerQuota::default() {
-                let what = format!("The quota of {owner} says nothing: no gpus, no gpu_hours, weight 1.");
+                let what = format!("The quota of {owner} sets nothing: no gpus, no gpu_hours, weight 1.");
                 self.add(Notice, "quota_says_nothing", &key, what, "Remove it, or set gpus, gpu_hours or weight.");
             }
             for (limit, name) in
                 [(quota.held.is_some_and(|held| held.is_zero()), "gpus"), (quota.share_hours == Some(0), "gpu_hours")]
             {
                 if limit {
-                    let what = format!("{owner} may have no GPU at all ({name} is 0).");
-                    self.add(Notice, "quota_zero", &format!("{key}.{name}"), what, "Where that is meant, all is well.");
+                    let what = format!("{owner} cannot lease any GPU ({name} is 0).");
+                    self.add(Notice, "quota_zero", &format!("{key}.{name}"), what, "Nothing, if this is intended.");
                 }
             }
             if quota.weight != 1 && policies.queue == QueueOrder::Fifo {
-                let what = format!("The weight of {owner} does nothing while the queue is first come, first served.");
+                let what = format!("The weight of {owner} has no effect while queue.order is \"fifo\".");
                 self.add(Notice, "weight_unused", &format!("{key}.weight"), what, "Set queue.order to \"fair-share\".");
             }
         }
     }
 }
 
-/// Whether every request that `inner` is for is taken by `outer`.
-fn covers(outer: &PolicyMatch, inner: &PolicyMatch) -> bool {
+/// Returns whether `outer` matches every request that `inner` matches.
+fn covers_all(outer: &PolicyMatch, inner: &PolicyMatch) -> bool {
     fn within<T: PartialEq>(outer: &[T], inner: &[T]) -> bool {
         outer.is_empty() || (!inner.is_empty() && inner.iter().all(|each| outer.contains(each)))
     }
@@ -348,10 +349,10 @@ fn covers(outer: &PolicyMatch, inner: &PolicyMatch) -> bool {
         && outer.labels.iter().all(|(key, value)| inner.labels.get(key) == Some(value))
 }
 
-// The files, the directory and the port that a configuration names.
+// Files, directory and port of a configuration.
 
-impl Finder<'_> {
-    fn port(&mut self, fact: &PortFact) {
+impl FindingCollector<'_> {
+    fn check_port(&mut self, fact: &PortFact) {
         let server = &self.loaded.config.server;
         let (host, port) = (&server.host, server.port);
         match fact {
@@ -359,20 +360,18 @@ impl Finder<'_> {
             PortFact::InUse { by } => {
                 let by = by.as_deref().unwrap_or("a process of another user");
                 let what = format!("Port {port} of {host} is in use by {by}.");
-                let remedy =
-                    "Where that is the agent itself, all is well; else stop it or choose another port (0 for any).";
+                let remedy = "If it is not the agent itself, stop it or choose another port (0 for any).";
                 self.add(Warning, "port_in_use", "server.port", what, remedy);
             }
             PortFact::Refused(why) => {
-                let what = format!("Nobody could listen on {host} port {port}: {why}.");
-                let remedy =
-                    "Choose an address of this machine, and a port from 1024 on unless the agent runs as root.";
+                let what = format!("Cannot listen on {host} port {port}: {why}.");
+                let remedy = "Choose an address of this machine, and a port above 1023 unless the agent runs as root.";
                 self.add(Error, "cannot_listen", "server.host", what, remedy);
             }
         }
     }
 
-    fn files(&mut self, facts: &MachineFacts) {
+    fn check_files(&mut self, facts: &MachineFacts) {
         let named = [
             ("server.tls_cert", &facts.tls_cert),
             ("server.tls_key", &facts.tls_key),
@@ -380,8 +379,8 @@ impl Finder<'_> {
         ];
         for (key, fact) in named {
             if let FileFact::Unreadable { path, why } = fact {
-                let what = format!("{} cannot be read: {why}.", path.display());
-                self.add(Error, "file_unreadable", key, what, "Name a file that exists and that this user may read.");
+                let what = format!("Cannot read {}: {why}.", path.display());
+                self.add(Error, "file_unreadable", key, what, "Name an existing file that this user can read.");
             }
         }
         if let FileFact::Readable { path, others_can_read: true } = &facts.tls_key {
@@ -390,29 +389,31 @@ impl Finder<'_> {
         }
         let token_in_file = matches!(self.loaded.origin_of("client.token"), SettingOrigin::File { .. });
         if let (FileFact::Readable { path, others_can_read: true }, true) = (&facts.config_file, token_in_file) {
-            let what = format!("Every user can read {}, which holds a token.", path.display());
+            let what = format!("Every user can read {}, which contains a token.", path.display());
             self.add(Warning, "token_readable", "client.token", what, format!("chmod 600 {}", path.display()));
         }
     }
 
-    fn state_directory(&mut self, facts: &MachineFacts) {
+    fn check_state_directory(&mut self, facts: &MachineFacts) {
         let path = self.loaded.config.server.state_dir.display().to_string();
         if let Some(why) = &facts.state_dir.not_writable {
-            let what = format!("The agent could not write its state to {path}: {why}.");
-            let remedy = "Run the agent as a user who may, or set server.state_dir to a directory of this user's.";
+            let what = format!("The agent cannot write its state to {path}: {why}.");
+            let remedy =
+                "Run the agent as a user with write permission, or set server.state_dir to a directory of this user.";
             self.add(Error, "state_dir_not_writable", "server.state_dir", what, remedy);
         }
         if let Some(kind) = facts.state_dir.network {
-            let what =
-                format!("{path} is on a network file system ({kind}), where locks and durable writes are not certain.");
+            let what = format!(
+                "{path} is on a network file system ({kind}), where locks and durable writes are not reliable."
+            );
             self.add(Warning, "state_dir_on_network", "server.state_dir", what, "Choose a directory on a local disk.");
         }
     }
 }
 
-// Variables that are probably misspelled, or that say two things.
+// Misspelled and conflicting variables.
 
-/// Variables with our prefix that are read elsewhere, or set for jobs.
+/// Variables with our prefix that other modules read or that jobs receive.
 const READ_ELSEWHERE: &[&str] = &[
     CONFIG_VARIABLE,
     "GPUPOOL_SYS",
@@ -424,40 +425,40 @@ const READ_ELSEWHERE: &[&str] = &[
     "GPUPOOL_AMD_SMI",
     "GPUPOOL_ROCM_SMI",
 ];
-/// What most variables of ours begin with.
+/// Prefixes of most of our variables.
 const PREFIXES: [&str; 2] = ["GPUPOOL_", "GPU_"];
-/// A variable of another program may by chance be near to a short name of ours.
-const LONG_ENOUGH: usize = 8;
+/// Minimum length for suggestions: short names resemble variables of other programs by chance.
+const MIN_SUGGESTED_LENGTH: usize = 8;
 
 fn findings_about_variables(env: &BTreeMap<String, String>) -> Vec<ConfigFinding> {
-    let mut findings: Vec<_> = env.iter().filter_map(|(name, value)| misspelled(name, value)).collect();
-    findings.extend(all_settings().iter().filter_map(|setting| said_twice(setting.env, env)));
+    let mut findings: Vec<_> = env.iter().filter_map(|(name, value)| find_misspelling(name, value)).collect();
+    findings.extend(all_settings().iter().filter_map(|setting| find_conflict(setting.env, env)));
     findings
 }
 
-fn misspelled(name: &str, value: &str) -> Option<ConfigFinding> {
-    // Kubernetes gives every pod addresses of this form for a service called gpupool.
-    if known().any(|each| each == name) || value.starts_with("tcp://") {
+fn find_misspelling(name: &str, value: &str) -> Option<ConfigFinding> {
+    // Kubernetes sets variables of this form for a service named gpupool in every pod.
+    if known_variables().any(|each| each == name) || value.starts_with("tcp://") {
         return None;
     }
-    let meant = meant_by(name)?;
+    let suggestion = nearest_variable(name)?;
     Some(ConfigFinding {
         severity: Warning,
         code: "variable_misspelled",
-        what: format!("{name} is set, but nobody reads it; {meant} is read."),
+        what: format!("{name} is set but not used; the variable is {suggestion}."),
         place: format!("environment {name}"),
-        remedy: format!("Rename it to {meant}, or unset it."),
+        remedy: format!("Rename it to {suggestion}, or unset it."),
     })
 }
 
-fn known() -> impl Iterator<Item = &'static str> {
+fn known_variables() -> impl Iterator<Item = &'static str> {
     all_settings().iter().flat_map(|setting| setting.env).chain(READ_ELSEWHERE).copied()
 }
 
-/// The variable of ours that `name` is near to, judged by what follows the prefix: that alone is somebody's choice.
-fn meant_by(name: &str) -> Option<&'static str> {
+/// Returns our variable that `name` resembles. Only the part after the prefix is compared.
+fn nearest_variable(name: &str) -> Option<&'static str> {
     let squeezed = |name: &str| name.replace('_', "");
-    if let Some(same) = known().find(|each| squeezed(each) == squeezed(name)) {
+    if let Some(same) = known_variables().find(|each| squeezed(each) == squeezed(name)) {
         return Some(same);
     }
     if let Some(bare) = name.strip_prefix("GPUPOOL_") {
@@ -468,25 +469,25 @@ fn meant_by(name: &str) -> Option<&'static str> {
     }
     let prefix = PREFIXES.into_iter().find(|prefix| name.starts_with(prefix)).unwrap_or_default();
     let rest = &name[prefix.len()..];
-    if prefix.is_empty() && rest.len() < LONG_ENOUGH {
+    if prefix.is_empty() && rest.len() < MIN_SUGGESTED_LENGTH {
         return None;
     }
     let same_prefix = |each: &&str| match prefix {
-        "" => each.len() >= LONG_ENOUGH && !PREFIXES.iter().any(|prefix| each.starts_with(prefix)),
+        "" => each.len() >= MIN_SUGGESTED_LENGTH && !PREFIXES.iter().any(|prefix| each.starts_with(prefix)),
         prefix => each.starts_with(prefix),
     };
-    let near = nearest(rest, known().filter(same_prefix).map(|each| &each[prefix.len()..]))?;
-    known().filter(same_prefix).find(|each| each[prefix.len()..] == *near)
+    let near = nearest(rest, known_variables().filter(same_prefix).map(|each| &each[prefix.len()..]))?;
+    known_variables().filter(same_prefix).find(|each| each[prefix.len()..] == *near)
 }
 
-fn said_twice(names: &[&'static str], env: &BTreeMap<String, String>) -> Option<ConfigFinding> {
+fn find_conflict(names: &[&'static str], env: &BTreeMap<String, String>) -> Option<ConfigFinding> {
     let mut set =
         names.iter().filter_map(|name| Some((*name, env.get(*name)?.trim()))).filter(|(_, value)| !value.is_empty());
     let ((first, one), (second, other)) = (set.next()?, set.next()?);
     (one != other).then(|| ConfigFinding {
         severity: Warning,
         code: "variable_twice",
-        what: format!("{first} and {second} mean the same and differ; {first} counts."),
+        what: format!("{first} and {second} set the same value and differ; {first} is used."),
         place: format!("environment {second}"),
         remedy: format!("Unset {second}."),
     })

@@ -1,19 +1,20 @@
-//! Settings from flags, environment and a file, each with where it came from.
+//! Settings from flags, environment and a file, each with its origin.
 //!
-//! - [`settings`]: the table; every setting is declared there once.
-//! - [`load_config()`]: flags > environment > file > default, all mistakes at once. No I/O.
+//! - [`settings`]: table of all settings.
+//! - [`load_config()`]: resolves flags > environment > file > default and reports all mistakes at once. No I/O.
 //! - [`ConfigInputs::from_system`]: reads the environment and finds the file.
-//! - [`check_config()`]: what is probably not meant, and what to do; [`MachineFacts::gather`] looks at files, directories and the port.
-//! - [`LoadedConfig`]: what is in effect; `as_text`, `as_json`, `servers`, `changes`.
+//! - [`check_config()`]: errors and likely mistakes with remedies; [`MachineFacts::gather`] inspects files, directories
+//!   and the port.
+//! - [`LoadedConfig`]: the configuration in effect; `as_text`, `as_json`, `client_endpoints`, `changes`.
 
 mod check;
+mod display;
 pub mod limits;
 mod load;
 mod machine;
 mod policies;
 mod problem;
 pub mod settings;
-mod show;
 pub mod units;
 mod value;
 
@@ -22,6 +23,7 @@ mod value;
 mod skipped;
 
 pub use check::{ConfigFinding, ConfigSeverity, check_config, findings_as_json, findings_as_text};
+pub use display::ConfigChanges;
 pub use load::{
     ConfigConsumer, ConfigInputs, ConfiguredEndpoints, DEFAULT_ENDPOINT, FlagValues, LoadedConfig, ResolvedSetting,
     load_config,
@@ -31,5 +33,4 @@ pub use machine::{
 };
 pub use problem::{ConfigProblem, ConfigProblems, ConfigWarning, SettingOrigin};
 pub use settings::{Config, SECTIONS, Setting, all_settings};
-pub use show::ConfigChanges;
 pub use value::{BACKENDS, Balancing, FileMode, LogFormat, LogLevel, SecretString, UnknownBalancing};

@@ -1,18 +1,18 @@
-//! Every bound of this crate, in one place.
+//! Limits of this crate.
 
-/// Bytes read of one configuration file.
+/// Maximum size of a configuration file.
 pub const FILE_BYTES: usize = 1 << 20;
-/// Policies one file may hold.
+/// Maximum number of policies in a file.
 pub const POLICIES: usize = 256;
-/// Owners one file may give a quota.
+/// Maximum number of owners with a quota in a file.
 pub const QUOTAS: usize = 10_000;
-/// Entries of one list or one table of labels.
+/// Maximum number of entries of a list or a table of labels.
 pub const ENTRIES: usize = 1_024;
-/// Problems that are told one by one; a file with more is not a configuration file.
+/// Maximum number of reported problems.
 pub const PROBLEMS: usize = 100;
-/// Characters of a bad value that are repeated in a message.
+/// Characters of a bad value that a message repeats.
 pub(crate) const QUOTED: usize = 120;
-/// Characters of a name for which a near known name is looked for.
+/// Maximum length of a name for which a similar known name is searched.
 pub(crate) const SUGGEST_FOR: usize = 64;
-/// Processes looked at to say who listens on a port.
+/// Maximum number of processes inspected to find the listener of a port.
 pub(crate) const PROCESSES: usize = 65_536;

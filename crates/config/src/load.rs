@@ -1,5 +1,5 @@
-//! Puts a configuration together: flags > environment > file > default, each value with its origin, all mistakes at once.
-//! No I/O: [`crate::machine`] gathers what this takes.
+//! Resolves a configuration: flags > environment > file > default. Each value keeps its origin, and all mistakes are
+//! reported at once. No I/O: [`crate::machine`] collects the inputs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,49 +9,49 @@ use serde_json::Value as Json;
 use toml::de::DeTable;
 
 use crate::limits;
-use crate::machine::{HostContext, SYSTEM_STATE, socket_path};
+use crate::machine::{HostContext, SYSTEM_STATE_DIR, socket_path};
 use crate::policies::QUOTA_KEYS;
-use crate::problem::{ConfigProblem, ConfigProblems, ConfigWarning, SettingOrigin, key_for};
+use crate::problem::{ConfigProblem, ConfigProblems, ConfigWarning, SettingOrigin, suggest_key};
 use crate::settings::{Config, SECTIONS, Setting, all_settings};
-use crate::value::{Kind, Raw, shortened, text_of};
+use crate::value::{RawValue, ValueKind, shortened, text_of};
 
-/// The server that is asked where none is named and this machine has no agent's socket.
+/// Endpoint that is used if none is configured and this machine has no agent socket.
 pub const DEFAULT_ENDPOINT: &str = "http://localhost:8000";
 
-/// The values given on the command line.
+/// Values given on the command line.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FlagValues {
     given: Vec<(String, String)>,
 }
 
 impl FlagValues {
-    /// Adds a value under a flag (`--port`) or a key (`server.port`); `None` is a flag that was not given.
+    /// Adds the value of a flag (`--port`) or key (`server.port`); `None` means not given.
     pub fn set(mut self, name: &str, value: Option<impl ToString>) -> Self {
         self.given.extend(value.map(|value| (name.to_owned(), value.to_string())));
         self
     }
 
-    /// Adds a flag that takes no value, where it was given.
+    /// Adds a flag without a value, if given.
     pub fn set_switch(self, name: &str, given: bool) -> Self {
         self.set(name, given.then_some(true))
     }
 }
 
-/// The user of a configuration. A setting that a program does not use cannot be wrong for it: a `PORT` that another program
-/// set must not stop `gpupool status`.
+/// User of a configuration. Settings that the program does not use cannot be wrong for it: a `PORT` set for another
+/// program must not stop `gpupool status`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ConfigConsumer {
-    /// Everything is used, as by `config check`.
+    /// Uses every setting, as `config check`.
     #[default]
     All,
-    /// `serve`: everything but `[client]`.
+    /// Uses everything except `[client]`, as `serve`.
     Agent,
-    /// Every other command: `[client]`, and the state directory, where the agent's socket is.
+    /// Uses `[client]` and the state directory with the agent's socket, as every other command.
     Client,
 }
 
 impl ConfigConsumer {
-    /// Whether it uses the setting or rule `key`.
+    /// Returns whether the consumer uses a setting or rule.
     pub fn uses(self, key: &str) -> bool {
         let of_client = key == "client" || key.starts_with("client.");
         match self {
@@ -62,65 +62,65 @@ impl ConfigConsumer {
     }
 }
 
-/// Everything a configuration is made of.
+/// Inputs of a configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConfigInputs {
-    /// The command line, strongest.
+    /// Command line; takes precedence.
     pub flags: FlagValues,
     pub env: BTreeMap<String, String>,
-    /// The file and its text, weakest.
+    /// File and its text; lowest precedence.
     pub file: Option<(PathBuf, String)>,
-    /// The machine that defaults depend on.
+    /// Machine that defaults depend on.
     pub machine: HostContext,
     pub consumer: ConfigConsumer,
-    /// Turns bad client settings into warnings: the next weaker source counts instead.
+    /// Turns bad client settings into warnings and uses the next source instead.
     pub lenient: bool,
 }
 
 impl ConfigInputs {
-    /// No flags, no environment, no file.
+    /// Returns inputs without flags, environment and file.
     pub fn empty(machine: HostContext) -> Self {
         let (flags, env) = (FlagValues::default(), BTreeMap::new());
         Self { flags, env, file: None, machine, consumer: ConfigConsumer::All, lenient: false }
     }
 }
 
-/// A configuration and how it came about.
+/// Configuration with the origin of its values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadedConfig {
-    /// The configuration in effect.
+    /// Configuration in effect.
     pub config: Config,
-    /// Every value in effect and its origin, in the order of the sections.
+    /// Values in effect with their origins, in the order of the sections.
     pub resolved: Vec<ResolvedSetting>,
-    /// Bad values that were ignored.
+    /// Ignored bad values.
     pub warnings: Vec<ConfigWarning>,
 }
 
-/// A value in effect, as it is shown, and its origin.
+/// Value in effect, as shown to users, and its origin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResolvedSetting {
-    /// The setting or rule: `server.port`, `policy[0].max_fraction`.
+    /// Setting or rule, such as `server.port` or `policy[0].max_fraction`.
     pub key: String,
-    /// Its value; secrets are hidden.
+    /// Value; secrets are hidden.
     pub value: Json,
     pub origin: SettingOrigin,
 }
 
-/// The servers a client asks.
+/// Endpoints of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfiguredEndpoints {
-    /// Their URLs, tidied, each once, at least one.
+    /// Normalized URLs without duplicates; at least one.
     pub urls: Vec<String>,
-    /// Where they were named; [`SettingOrigin::Default`] means that the Unix socket of this machine's agent comes first.
+    /// Origin; [`SettingOrigin::Default`] means that the Unix socket of this machine's agent comes first.
     pub origin: SettingOrigin,
 }
 
-/// The configuration that `inputs` make, or everything that is wrong with them.
+/// Resolves the configuration, or returns everything that is wrong with it.
 pub fn load_config(inputs: &ConfigInputs) -> Result<LoadedConfig, ConfigProblems> {
     let mut resolver = Resolver::new(inputs);
     let config = Config::resolve(&mut resolver);
-    resolver.complain_of_leftovers();
-    resolver.complain_of_contradictions(&config);
+    resolver.check_unknown_keys();
+    resolver.check_contradictions(&config);
     if !resolver.problems.is_empty() {
         return Err(ConfigProblems(resolver.problems));
     }
@@ -128,17 +128,18 @@ pub fn load_config(inputs: &ConfigInputs) -> Result<LoadedConfig, ConfigProblems
 }
 
 impl LoadedConfig {
-    /// The origin of the value of `key`.
+    /// Returns the origin of the value of `key`.
     pub fn origin_of(&self, key: &str) -> SettingOrigin {
         origin_in(&self.resolved, key)
     }
 
-    /// Whether `key` was set anywhere.
+    /// Returns whether `key` was set.
     pub fn is_set(&self, key: &str) -> bool {
         self.origin_of(key) != SettingOrigin::Default
     }
 
-    /// The servers a client asks: those named in the strongest place, and there the list before the single one.
+    /// Returns the endpoints of a client: those of the source with the highest precedence, the list before the single
+    /// one.
     pub fn client_endpoints(&self) -> ConfiguredEndpoints {
         let client = &self.config.client;
         let several =
@@ -154,18 +155,18 @@ impl LoadedConfig {
             SettingOrigin::Default => 3,
         };
         let named = [several, one].into_iter().filter(|servers| !servers.urls.is_empty());
-        // The first of equals wins, hence the list.
+        // The first of equal elements wins, so the list does.
         named.min_by_key(weakness).unwrap_or_else(|| ConfiguredEndpoints {
             urls: vec![DEFAULT_ENDPOINT.to_owned()],
             origin: SettingOrigin::Default,
         })
     }
 
-    /// The Unix sockets of agents of this machine: this user's, and the machine's. A named state directory means the agent
-    /// there, not the machine's.
+    /// Returns the Unix sockets of agents of this machine: this user's, then the machine's. A configured state
+    /// directory selects only its own agent.
     pub fn agent_sockets(&self) -> Vec<PathBuf> {
         let named = self.config.server.state_dir.as_path();
-        let machines = Path::new(SYSTEM_STATE);
+        let machines = Path::new(SYSTEM_STATE_DIR);
         let also = (named != machines && !self.is_set("server.state_dir")).then_some(machines);
         std::iter::once(named).chain(also).map(socket_path).collect()
     }
@@ -175,15 +176,15 @@ fn origin_in(resolved: &[ResolvedSetting], key: &str) -> SettingOrigin {
     resolved.iter().find(|resolved| resolved.key == key).map_or(SettingOrigin::Default, |found| found.origin.clone())
 }
 
-/// The sources of values while a configuration is put together.
+/// State while a configuration is resolved.
 pub(crate) struct Resolver<'i> {
     inputs: &'i ConfigInputs,
     path: Arc<Path>,
     line_ends: Vec<usize>,
-    /// What is left of the file after each reader took what it knows.
+    /// Part of the file that no reader has taken yet.
     pub file: DeTable<'i>,
-    /// Every value given for each setting, the strongest first.
-    offers: BTreeMap<&'static str, Vec<(SettingOrigin, Raw<'i>)>>,
+    /// Values given for each setting, by precedence.
+    offers: BTreeMap<&'static str, Vec<(SettingOrigin, RawValue<'i>)>>,
     resolved: Vec<ResolvedSetting>,
     problems: Vec<ConfigProblem>,
     warnings: Vec<ConfigWarning>,
@@ -204,7 +205,7 @@ impl<'i> Resolver<'i> {
         };
         resolver.parse(text);
         for setting in all_settings() {
-            let offers = resolver.take_offers(setting);
+            let offers = resolver.collect_offers(setting);
             resolver.offers.insert(setting.key, offers);
         }
         resolver
@@ -212,8 +213,8 @@ impl<'i> Resolver<'i> {
 
     fn parse(&mut self, text: &'i str) {
         if text.len() > limits::FILE_BYTES {
-            let said = format!("the file has {} bytes, at most {} are read", text.len(), limits::FILE_BYTES);
-            return self.complain(ConfigProblem::unreadable(&self.path, said));
+            let message = format!("the file has {} bytes; the maximum is {}", text.len(), limits::FILE_BYTES);
+            return self.add_problem(ConfigProblem::unreadable(&self.path, message));
         }
         let (table, mut errors) = DeTable::parse_recoverable(text);
         if errors.is_empty() {
@@ -223,24 +224,24 @@ impl<'i> Resolver<'i> {
         let begin = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
         errors.sort_by_key(|error| self.line_at(begin(error)));
         for error in errors {
-            self.complain(ConfigProblem::syntax(&self.written_at(begin(&error)), error.message().trim()));
+            self.add_problem(ConfigProblem::syntax(&self.written_at(begin(&error)), error.message().trim()));
         }
     }
 
-    fn take_offers(&mut self, setting: &'static Setting) -> Vec<(SettingOrigin, Raw<'i>)> {
+    fn collect_offers(&mut self, setting: &'static Setting) -> Vec<(SettingOrigin, RawValue<'i>)> {
         let inputs = self.inputs;
         let mut offers = Vec::new();
         for (name, text) in inputs.flags.given.iter().rev() {
             if name == setting.key || Some(&**name) == setting.flag {
-                offers.push((SettingOrigin::Flag { name: name.clone() }, Raw::String(text.into())));
+                offers.push((SettingOrigin::Flag { name: name.clone() }, RawValue::String(text.into())));
             }
         }
         for &name in setting.env {
             if let Some(text) = inputs.env.get(name) {
-                offers.push((SettingOrigin::Environment { name }, Raw::String(text.into())));
+                offers.push((SettingOrigin::Environment { name }, RawValue::String(text.into())));
             }
         }
-        if let Some(Raw::Table(section)) = self.file.get_mut(setting.section()).map(|section| section.get_mut())
+        if let Some(RawValue::Table(section)) = self.file.get_mut(setting.section()).map(|section| section.get_mut())
             && let Some((key, value)) = section.remove_entry(setting.name())
         {
             offers.push((self.written_at(key.span().start), value.into_inner()));
@@ -248,12 +249,12 @@ impl<'i> Resolver<'i> {
         offers
     }
 
-    pub(crate) fn machine(&self) -> &'i HostContext {
+    pub(crate) fn host_context(&self) -> &'i HostContext {
         &self.inputs.machine
     }
 
-    /// The value of the setting `key` that is in effect.
-    pub(crate) fn pick<T>(&mut self, key: &'static str, kind: &Kind<T>, default: T) -> T {
+    /// Returns the value of a setting in effect.
+    pub(crate) fn pick<T>(&mut self, key: &'static str, kind: &ValueKind<T>, default: T) -> T {
         let mut chosen = None;
         for (origin, raw) in self.offers.remove(key).unwrap_or_default() {
             let is_blank = text_of(&raw).is_some_and(str::is_empty);
@@ -274,42 +275,42 @@ impl<'i> Resolver<'i> {
 
     fn refuse(&mut self, key: &str, problem: ConfigProblem, overridden: bool) {
         let why_ignored = if overridden {
-            "because a stronger source sets it"
+            "because a source with higher precedence sets it"
         } else if self.inputs.lenient && key.starts_with("client.") {
-            "because only a warning was asked for"
+            "because warnings are enabled instead of errors"
         } else {
-            return self.complain(problem);
+            return self.add_problem(problem);
         };
         if self.inputs.consumer.uses(key) && self.warnings.len() < limits::PROBLEMS {
             self.warnings.push(ConfigWarning { problem, why_ignored });
         }
     }
 
-    /// The value of the rule `key` of the file, if it is allowed.
+    /// Returns the value of a rule in the file, if it is allowed.
     pub(crate) fn read_rule<T>(
         &mut self,
         key: String,
         origin: SettingOrigin,
-        raw: &Raw<'_>,
-        kind: &Kind<T>,
+        raw: &RawValue<'_>,
+        kind: &ValueKind<T>,
     ) -> Option<T> {
         let value = (kind.read)(raw);
         match &value {
             Some(value) => self.resolved.push(ResolvedSetting { key, value: (kind.show)(value), origin }),
-            None => self.complain(ConfigProblem::bad_value(&shortened(&key), origin, raw, kind)),
+            None => self.add_problem(ConfigProblem::bad_value(&shortened(&key), origin, raw, kind)),
         }
         value
     }
 
-    /// Notes something that is wrong, unless the reader does not use it or there is too much of it already.
-    pub(crate) fn complain(&mut self, problem: ConfigProblem) {
+    /// Adds a problem unless the consumer does not use the key or there are too many problems.
+    pub(crate) fn add_problem(&mut self, problem: ConfigProblem) {
         let concerns_reader = problem.key.as_ref().is_none_or(|key| self.inputs.consumer.uses(key));
         if concerns_reader && self.problems.len() < limits::PROBLEMS {
             self.problems.push(problem);
         }
     }
 
-    /// The line of the file, from 1, that holds the byte at `at`.
+    /// Returns the line, from 1, of a byte offset in the file.
     fn line_at(&self, at: usize) -> usize {
         self.line_ends.partition_point(|end| *end < at) + 1
     }
@@ -322,71 +323,74 @@ impl<'i> Resolver<'i> {
         origin_in(&self.resolved, key)
     }
 
-    /// Complains of every key of the file that no reader took, and of every unknown flag.
-    fn complain_of_leftovers(&mut self) {
+    /// Reports unknown keys of the file and unknown flags.
+    fn check_unknown_keys(&mut self) {
         for (name, value) in std::mem::take(&mut self.file) {
             let origin = self.written_at(name.span().start);
             let name = name.into_inner();
             let is_section = SECTIONS.iter().any(|(section, _)| *section == name);
-            self.complain(match value.into_inner() {
-                Raw::Table(keys) if is_section => {
-                    self.complain_of_keys(&name, keys);
+            self.add_problem(match value.into_inner() {
+                RawValue::Table(keys) if is_section => {
+                    self.check_section_keys(&name, keys);
                     continue;
                 }
                 _ if is_section => {
                     let allowed = format!("a section that begins with [{name}]");
-                    ConfigProblem::not_allowed(&name, origin, "something else than a section", &allowed, None)
+                    ConfigProblem::not_allowed(&name, origin, "a value", &allowed, None)
                 }
-                _ => ConfigProblem::unknown_key(&shortened(&name), &origin, key_for(None, &name)),
+                _ => ConfigProblem::unknown_key(&shortened(&name), &origin, suggest_key(None, &name)),
             });
         }
         for (name, _) in self.inputs.flags.given.iter().filter(|(name, _)| Setting::find(name).is_none()) {
             let mut problem =
-                ConfigProblem::unknown_key(name, &SettingOrigin::Flag { name: name.clone() }, key_for(None, name));
-            // The command line concerns every reader.
+                ConfigProblem::unknown_key(name, &SettingOrigin::Flag { name: name.clone() }, suggest_key(None, name));
+            // Every consumer uses the command line.
             problem.key = None;
-            self.complain(problem);
+            self.add_problem(problem);
         }
     }
 
-    fn complain_of_keys(&mut self, section: &str, keys: DeTable<'_>) {
+    fn check_section_keys(&mut self, section: &str, keys: DeTable<'_>) {
         for (name, value) in keys {
             let origin = self.written_at(name.span().start);
             let name = name.into_inner();
             let hint = match section {
                 "quota" if value.get_ref().is_table() => Some(format!("quota.owners.{}", shortened(&name))),
                 "quota" if QUOTA_KEYS.contains(&&*name) => Some(format!("quota.default.{name}")),
-                _ => key_for(Some(section), &name),
+                _ => suggest_key(Some(section), &name),
             };
-            self.complain(ConfigProblem::unknown_key(&format!("{section}.{}", shortened(&name)), &origin, hint));
+            self.add_problem(ConfigProblem::unknown_key(&format!("{section}.{}", shortened(&name)), &origin, hint));
         }
     }
 
-    /// Complains of settings that are fine alone, but not together.
-    fn complain_of_contradictions(&mut self, config: &Config) {
-        let mut complain = |key: &str, said: String| {
-            self.complain(ConfigProblem::contradiction(key, &self.origin_of(key), said));
+    /// Reports settings that contradict each other.
+    fn check_contradictions(&mut self, config: &Config) {
+        let mut add_problem = |key: &str, message: String| {
+            self.add_problem(ConfigProblem::contradiction(key, &self.origin_of(key), message));
         };
         match (&config.server.tls_cert, &config.server.tls_key) {
             (Some(_), None) => {
-                complain("server.tls_cert", "a certificate without its key; set server.tls_key too".into());
+                add_problem("server.tls_cert", "a certificate without its key; set server.tls_key as well".into());
             }
             (None, Some(_)) => {
-                complain("server.tls_key", "a key without its certificate; set server.tls_cert too".into());
+                add_problem("server.tls_key", "a key without its certificate; set server.tls_cert as well".into());
             }
             _ => {}
         }
         let (usual, most) = (config.leases.default_ttl_secs.as_secs_f64(), config.leases.max_ttl_secs.as_secs_f64());
         if usual > most {
-            complain("leases.default_ttl_secs", format!("{usual} s is above leases.max_ttl_secs, which is {most} s"));
+            add_problem("leases.default_ttl_secs", format!("{usual} s is above leases.max_ttl_secs ({most} s)"));
         }
         if config.api.docs_url == config.api.redoc_url {
-            complain("api.redoc_url", format!("{} is api.docs_url already; choose another path", config.api.docs_url));
+            add_problem(
+                "api.redoc_url",
+                format!("{} is already used by api.docs_url; choose another path", config.api.docs_url),
+            );
         }
         if let Err(error) = config.policies.validate()
             && self.problems.is_empty()
         {
-            self.complain(ConfigProblem::contradiction("policy", &SettingOrigin::Default, error.to_string()));
+            self.add_problem(ConfigProblem::contradiction("policy", &SettingOrigin::Default, error.to_string()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Mistakes in a configuration: where each was written, and what was probably meant.
+//! Problems in a configuration: place, message and suggestion.
 
 use std::fmt;
 use std::path::Path;
@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use crate::limits;
 use crate::settings::{SECTIONS, Setting, all_settings};
-use crate::value::{HIDDEN, Kind, Raw, quoted, text_of};
+use crate::value::{HIDDEN_TEXT, RawValue, ValueKind, quoted, text_of};
 
-/// The place that a value came from.
+/// Source of a value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum SettingOrigin {
     Default,
-    /// A line of the file, counted from 1.
+    /// Line of the file, from 1.
     File {
         path: Arc<Path>,
         line: usize,
@@ -23,7 +23,7 @@ pub enum SettingOrigin {
     Environment {
         name: &'static str,
     },
-    /// A flag of the command line, dashes included.
+    /// Flag of the command line, with dashes.
     Flag {
         name: String,
     },
@@ -40,32 +40,32 @@ impl fmt::Display for SettingOrigin {
     }
 }
 
-/// One thing that is wrong.
+/// Problem in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{head}: {said}")]
+#[error("{head}: {message}")]
 pub struct ConfigProblem {
-    /// A short name of its kind that never changes.
+    /// Stable code.
     pub code: &'static str,
-    /// The setting it is about, where it is about one.
+    /// Setting, if the problem is about one.
     pub key: Option<String>,
-    /// The place it was written.
+    /// Origin of the value.
     pub place: String,
-    /// Place and key, as the message begins.
+    /// Origin and key at the start of the message.
     head: String,
-    said: String,
-    /// What to do about it.
+    message: String,
+    /// Next step.
     pub remedy: String,
 }
 
 impl ConfigProblem {
-    /// A value that is not allowed. Secrets are not repeated.
-    pub(crate) fn bad_value<T>(key: &str, origin: SettingOrigin, raw: &Raw<'_>, kind: &Kind<T>) -> Self {
+    /// Creates the problem of a value that is not allowed. Secrets are not repeated.
+    pub(crate) fn bad_value<T>(key: &str, origin: SettingOrigin, raw: &RawValue<'_>, kind: &ValueKind<T>) -> Self {
         let is_blank = text_of(raw).is_some_and(str::is_empty);
-        let value = if kind.secret && !is_blank { HIDDEN.to_owned() } else { quoted(raw) };
-        Self::not_allowed(key, origin, &value, &kind.allowed, (kind.meant)(raw))
+        let value = if kind.secret && !is_blank { HIDDEN_TEXT.to_owned() } else { quoted(raw) };
+        Self::not_allowed(key, origin, &value, &kind.allowed, (kind.suggest)(raw))
     }
 
-    /// A `value` where `allowed` is expected.
+    /// Creates the problem of a `value` where `allowed` is expected.
     pub(crate) fn not_allowed(
         key: &str,
         origin: SettingOrigin,
@@ -73,48 +73,48 @@ impl ConfigProblem {
         allowed: &str,
         hint: Option<String>,
     ) -> Self {
-        let said = format!("{value} is not allowed, it must be {allowed}{}", did_you_mean(hint.as_deref()));
-        Self::about(key, &origin, "bad_value", said, format!("Write {}.", hint.as_deref().unwrap_or(allowed)))
+        let message = format!("{value} is not allowed; it must be {allowed}{}", did_you_mean(hint.as_deref()));
+        Self::new(key, &origin, "bad_value", message, format!("Write {}.", hint.as_deref().unwrap_or(allowed)))
     }
 
-    /// A key of the file that no setting has.
+    /// Creates the problem of an unknown key.
     pub(crate) fn unknown_key(key: &str, origin: &SettingOrigin, hint: Option<String>) -> Self {
         let remedy = match &hint {
-            Some(hint) => format!("Write {hint} instead, or remove it."),
+            Some(hint) => format!("Use {hint} instead, or remove it."),
             None => "Remove it; `gpupool config show` lists every key.".to_owned(),
         };
-        let said = format!("nobody knows this key{}", did_you_mean(hint.as_deref()));
-        Self::about(key, origin, "unknown_key", said, remedy)
+        let message = format!("unknown key{}", did_you_mean(hint.as_deref()));
+        Self::new(key, origin, "unknown_key", message, remedy)
     }
 
-    /// Two settings that cannot both be.
-    pub(crate) fn contradiction(key: &str, origin: &SettingOrigin, said: String) -> Self {
-        Self::about(key, origin, "contradiction", said, "Change one of the two.".to_owned())
+    /// Creates the problem of two contradicting settings.
+    pub(crate) fn contradiction(key: &str, origin: &SettingOrigin, message: String) -> Self {
+        Self::new(key, origin, "contradiction", message, "Change one of the two.".to_owned())
     }
 
-    /// A line of the file that is not TOML.
-    pub(crate) fn syntax(origin: &SettingOrigin, said: &str) -> Self {
-        let (code, head, said) = ("syntax", origin.to_string(), said.to_owned());
-        let remedy = "Correct the line; texts stand in quotes, sections in [brackets].".to_owned();
-        Self { code, key: None, place: head.clone(), head, said, remedy }
+    /// Creates the problem of a line that is not TOML.
+    pub(crate) fn syntax(origin: &SettingOrigin, message: &str) -> Self {
+        let (code, head, message) = ("syntax", origin.to_string(), message.to_owned());
+        let remedy = "Correct the line; write text in quotes and sections in [brackets].".to_owned();
+        Self { code, key: None, place: head.clone(), head, message, remedy }
     }
 
-    /// A file that cannot be read.
-    pub(crate) fn unreadable(path: &Path, said: String) -> Self {
+    /// Creates the problem of an unreadable file.
+    pub(crate) fn unreadable(path: &Path, message: String) -> Self {
         let (code, head) = ("unreadable", path.display().to_string());
-        let remedy = "Name another file with --config, or correct this one.".to_owned();
-        Self { code, key: None, place: head.clone(), head, said, remedy }
+        let remedy = "Correct the file, or name another one with --config.".to_owned();
+        Self { code, key: None, place: head.clone(), head, message, remedy }
     }
 
-    fn about(key: &str, origin: &SettingOrigin, code: &'static str, said: String, remedy: String) -> Self {
-        // A variable or flag is its own name; in the file the key says which line is meant.
+    fn new(key: &str, origin: &SettingOrigin, code: &'static str, message: String, remedy: String) -> Self {
+        // The message names the variable or flag itself; in a file it needs the key.
         let head = match origin {
             SettingOrigin::Default => key.to_owned(),
             SettingOrigin::File { .. } => format!("{origin}: {key}"),
             SettingOrigin::Environment { name } => (*name).to_owned(),
             SettingOrigin::Flag { name } => name.clone(),
         };
-        Self { code, key: Some(key.to_owned()), place: origin.to_string(), head, said, remedy }
+        Self { code, key: Some(key.to_owned()), place: origin.to_string(), head, message, remedy }
     }
 }
 
@@ -122,12 +122,12 @@ fn did_you_mean(hint: Option<&str>) -> String {
     hint.map(|hint| format!("; did you mean {hint}?")).unwrap_or_default()
 }
 
-/// Everything that is wrong, not only the first of it.
+/// All problems of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ConfigProblems(pub Vec<ConfigProblem>);
 
-/// A bad value that was left out of account.
+/// Bad value that is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}; it is ignored, {why_ignored}")]
 pub struct ConfigWarning {
@@ -137,11 +137,11 @@ pub struct ConfigWarning {
 
 // Suggestions.
 
-/// Tables of the file that hold no settings but rules.
+/// Tables of the file with rules instead of settings.
 const RULE_TABLES: [&str; 2] = ["policy", "default_policy"];
 
-/// The words of other programs.
-const OTHER_WORDS: &[(&str, &str)] = &[
+/// Names that other programs use, and our keys.
+const SYNONYMS: &[(&str, &str)] = &[
     ("address", "server.host"),
     ("bind", "server.host"),
     ("listen", "server.host"),
@@ -169,33 +169,33 @@ const OTHER_WORDS: &[(&str, &str)] = &[
     ("policies", "policy"),
 ];
 
-/// The one of `known` that is nearest to `word`, if any is near. A swap of two neighbours is one mistake.
+/// Returns the known name nearest to `word`, if one is near. A swap of two neighbours counts as one mistake.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = plain(word);
+    let word = normalized(word);
     let length = word.chars().count();
     if length == 0 || length > limits::SUGGEST_FOR {
         return None;
     }
     let near = (length / 4).clamp(1, 3);
-    let ranked = known.into_iter().map(|name| (strsim::osa_distance(&word, &plain(name)), name));
+    let ranked = known.into_iter().map(|name| (strsim::osa_distance(&word, &normalized(name)), name));
     ranked.filter(|(far, _)| *far <= near).min_by_key(|(far, _)| *far).map(|(_, name)| name)
 }
 
-/// The key that was probably meant by `name` in `section` (or outside of any).
-pub(crate) fn key_for(section: Option<&str>, name: &str) -> Option<String> {
+/// Suggests the key that was probably meant by `name` in `section`, or outside of sections.
+pub(crate) fn suggest_key(section: Option<&str>, name: &str) -> Option<String> {
     let here = all_settings().iter().filter(|setting| Some(setting.section()) == section);
     if let Some(name) = nearest(name, here.map(Setting::name)) {
         return section.map(|section| format!("{section}.{name}"));
     }
-    let word = plain(name);
+    let word = normalized(name);
     let same = |setting: &&Setting| {
-        plain(setting.name()) == word || setting.env.iter().any(|variable| plain(variable) == word)
+        normalized(setting.name()) == word || setting.env.iter().any(|variable| normalized(variable) == word)
     };
     if let Some(setting) = all_settings().iter().find(same) {
         return Some(setting.key.to_owned());
     }
-    if let Some((_, meant)) = OTHER_WORDS.iter().find(|(other, _)| *other == word) {
-        return Some((*meant).to_owned());
+    if let Some((_, suggested)) = SYNONYMS.iter().find(|(other, _)| *other == word) {
+        return Some((*suggested).to_owned());
     }
     if section.is_none()
         && let Some(section) = nearest(name, SECTIONS.iter().map(|(name, _)| *name).chain(RULE_TABLES))
@@ -206,7 +206,7 @@ pub(crate) fn key_for(section: Option<&str>, name: &str) -> Option<String> {
     all_settings().iter().find(|setting| setting.name() == elsewhere).map(|setting| setting.key.to_owned())
 }
 
-fn plain(word: &str) -> String {
+fn normalized(word: &str) -> String {
     word.trim().trim_start_matches("--").to_lowercase().replace('-', "_")
 }
 
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_swap_is_one_mistake_and_a_different_word_is_far() {
+    fn a_swap_counts_as_one_mistake_and_unrelated_words_are_far() {
         assert_eq!(nearest("prot", ["port"]), Some("port"));
         assert_eq!((nearest("tresholds", ["threshold"]), nearest("treshs", ["thresh"])), (Some("threshold"), None));
         assert_eq!(nearest("", ["a"]), None);
@@ -225,25 +225,25 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_found_in_its_section_in_another_and_by_other_words() {
-        let meant = |section, name| key_for(section, name);
-        assert_eq!(meant(Some("server"), "prot").as_deref(), Some("server.port"));
-        assert_eq!(meant(Some("server"), "refresh_interval").as_deref(), Some("monitoring.refresh_interval"));
-        assert_eq!(meant(None, "port").as_deref(), Some("server.port"));
-        assert_eq!(meant(None, "GPUPOOL_STATE_DIR").as_deref(), Some("server.state_dir"));
-        assert_eq!(meant(None, "sever").as_deref(), Some("server"));
-        assert_eq!(meant(None, "agent").as_deref(), Some("server"));
-        assert_eq!(meant(Some("server"), "bind").as_deref(), Some("server.host"));
-        assert_eq!(meant(Some("server"), "zzzzzz"), None);
+    fn keys_are_suggested_from_the_section_other_sections_and_synonyms() {
+        let suggested = |section, name| suggest_key(section, name);
+        assert_eq!(suggested(Some("server"), "prot").as_deref(), Some("server.port"));
+        assert_eq!(suggested(Some("server"), "refresh_interval").as_deref(), Some("monitoring.refresh_interval"));
+        assert_eq!(suggested(None, "port").as_deref(), Some("server.port"));
+        assert_eq!(suggested(None, "GPUPOOL_STATE_DIR").as_deref(), Some("server.state_dir"));
+        assert_eq!(suggested(None, "sever").as_deref(), Some("server"));
+        assert_eq!(suggested(None, "agent").as_deref(), Some("server"));
+        assert_eq!(suggested(Some("server"), "bind").as_deref(), Some("server.host"));
+        assert_eq!(suggested(Some("server"), "zzzzzz"), None);
     }
 
     #[test]
-    fn other_words_lead_to_keys_and_sections_that_exist() {
-        for (other, meant) in OTHER_WORDS {
-            let known = all_settings().iter().any(|setting| setting.key == *meant)
-                || SECTIONS.iter().any(|(section, _)| section == meant)
-                || RULE_TABLES.contains(meant);
-            assert!(known, "{other} leads to {meant}, which is nothing");
+    fn synonyms_lead_to_existing_keys_and_sections() {
+        for (other, suggested) in SYNONYMS {
+            let known = all_settings().iter().any(|setting| setting.key == *suggested)
+                || SECTIONS.iter().any(|(section, _)| section == suggested)
+                || RULE_TABLES.contains(suggested);
+            assert!(known, "{other} leads to {suggested}, which does not exist");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Amounts as people write them: `90`, `1.5`, `2h`, `1h30m`, `24GiB`, `0.5`, `50%`.
+//! Parsers of amounts: `90`, `1.5`, `2h`, `1h30m`, `24GiB`, `0.5`, `50%`.
 
 use std::time::Duration;
 
 use gpupool_core::{Bytes, Share};
 
-/// A length of time: a number of seconds, or numbers with units (`250ms`, `2h`, `1h30m`, `7 days`).
+/// Parses a duration: a number of seconds, or numbers with units (`250ms`, `2h`, `1h30m`, `7 days`).
 pub fn parse_duration(text: &str) -> Option<Duration> {
     if let Ok(secs) = text.parse::<f64>() {
         return Duration::try_from_secs_f64(secs).ok();
@@ -34,7 +34,7 @@ fn seconds_in(unit: &str) -> Option<f64> {
     })
 }
 
-/// An amount of memory with its unit: `512MiB`, `24 GiB`, `80GB`. A bare number would leave the unit open.
+/// Parses an amount of memory with its unit: `512MiB`, `24 GiB`, `80GB`. The unit is required.
 pub fn parse_memory(text: &str) -> Option<Bytes> {
     let (number, unit) = split_number(text.trim())?;
     let scale: u64 = match unit.to_ascii_lowercase().as_str() {
@@ -56,7 +56,7 @@ pub fn parse_memory(text: &str) -> Option<Bytes> {
     (bytes < u64::MAX as f64).then_some(Bytes(bytes as u64))
 }
 
-/// A part of one GPU: `0.5` or `50%`.
+/// Parses a fraction of a GPU: `0.5` or `50%`.
 pub fn parse_fraction(text: &str) -> Option<Share> {
     match text.trim().strip_suffix('%') {
         Some(percent) => Share::from_fraction(percent.trim().parse::<f64>().ok()? / 100.0),
@@ -64,7 +64,7 @@ pub fn parse_fraction(text: &str) -> Option<Share> {
     }
 }
 
-/// Digits (with at most one point) at the start, and what follows them without the blanks.
+/// Splits leading digits, with at most one point, from the trimmed rest.
 fn split_number(text: &str) -> Option<(&str, &str)> {
     let ends = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, rest) = text.split_at(ends);
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_of_time_is_read_as_people_write_it() {
+    fn durations_are_parsed() {
         let reads = [("90", 90_000), ("1.5", 1_500), ("250ms", 250), ("1h30m", 5_400_000), ("7 days", 604_800_000)];
         for (text, millis) in reads {
             assert_eq!(parse_duration(text), Some(Duration::from_millis(millis)), "{text}");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_needs_a_unit_and_a_fraction_stays_within_one_gpu() {
+    fn memory_needs_a_unit_and_a_fraction_is_at_most_one() {
         assert_eq!(parse_memory("24GiB"), Bytes::from_mib(24 * 1024));
         assert_eq!(parse_memory("1.5 gib"), Bytes::from_mib(1536));
         assert_eq!(parse_memory("80GB"), Some(Bytes(80_000_000_000)));

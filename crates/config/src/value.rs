@@ -1,4 +1,4 @@
-//! The kinds of values that settings have: how each is read, what is allowed, and how it is shown.
+//! Kinds of setting values: how each is parsed, described and shown.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display};
@@ -16,52 +16,52 @@ use toml::de::DeValue;
 use crate::problem::nearest;
 use crate::{limits, units};
 
-/// A value as it was written: a value of the file, or the text of a flag or a variable.
-pub(crate) type Raw<'v> = DeValue<'v>;
+/// Value as written: of the file, or the text of a flag or variable.
+pub(crate) type RawValue<'v> = DeValue<'v>;
 
-/// Makes something of a written value, if it can.
-type Reading<T> = Box<dyn Fn(&Raw<'_>) -> Option<T>>;
+/// Parses a raw value; `None` if it is not allowed.
+type ParseFn<T> = Box<dyn Fn(&RawValue<'_>) -> Option<T>>;
 
-/// A kind of values: what is allowed, and how one is read and shown.
-pub(crate) struct Kind<T> {
-    /// What is allowed, in words that follow "it must be".
+/// Kind of a value: how to parse, describe and show it.
+pub(crate) struct ValueKind<T> {
+    /// Description of the allowed values, to follow "it must be".
     pub allowed: String,
-    /// The value that a written one stands for, if it is allowed.
-    pub read: Reading<T>,
+    /// Parses a raw value.
+    pub read: ParseFn<T>,
     pub show: Box<dyn Fn(&T) -> Json>,
-    /// What was probably meant by a value that is not allowed.
-    pub meant: Reading<String>,
-    /// Whether an empty text is a value of its own rather than no value.
+    /// Suggests a correction of a value that is not allowed.
+    pub suggest: ParseFn<String>,
+    /// Whether an empty text is a value rather than no value.
     pub takes_empty: bool,
-    /// Whether it is never shown.
+    /// Whether the value is never shown.
     pub secret: bool,
 }
 
-impl<T> Kind<T> {
+impl<T> ValueKind<T> {
     fn new(
         allowed: impl Into<String>,
-        read: impl Fn(&Raw<'_>) -> Option<T> + 'static,
+        read: impl Fn(&RawValue<'_>) -> Option<T> + 'static,
         show: impl Fn(&T) -> Json + 'static,
     ) -> Self {
         let (read, show) = (Box::new(read), Box::new(show));
-        Self { allowed: allowed.into(), read, show, meant: Box::new(|_| None), takes_empty: false, secret: false }
+        Self { allowed: allowed.into(), read, show, suggest: Box::new(|_| None), takes_empty: false, secret: false }
     }
 }
 
-/// A value that may be left out.
-pub(crate) fn optional<T: 'static>(kind: Kind<T>) -> Kind<Option<T>> {
-    let Kind { allowed, read, show, meant, takes_empty, secret } = kind;
-    let read = Box::new(move |raw: &Raw<'_>| read(raw).map(Some));
+/// Optional value.
+pub(crate) fn optional<T: 'static>(kind: ValueKind<T>) -> ValueKind<Option<T>> {
+    let ValueKind { allowed, read, show, suggest, takes_empty, secret } = kind;
+    let read = Box::new(move |raw: &RawValue<'_>| read(raw).map(Some));
     let show = Box::new(move |value: &Option<T>| value.as_ref().map_or(Json::Null, &show));
-    Kind { allowed, read, show, meant, takes_empty, secret }
+    ValueKind { allowed, read, show, suggest, takes_empty, secret }
 }
 
-/// A list: texts in the file, separated by commas elsewhere; blanks and repetitions do not count.
-pub(crate) fn list<T: PartialEq + 'static>(each: Kind<T>) -> Kind<Vec<T>> {
-    let Kind { allowed, read, show, meant, .. } = each;
+/// List: an array in the file, separated by commas elsewhere. Blank and repeated entries are ignored.
+pub(crate) fn list<T: PartialEq + 'static>(each: ValueKind<T>) -> ValueKind<Vec<T>> {
+    let ValueKind { allowed, read, show, suggest, .. } = each;
     let read = Rc::new(read);
     let read_each = read.clone();
-    let read_all = move |raw: &Raw<'_>| {
+    let read_all = move |raw: &RawValue<'_>| {
         let mut list = Vec::new();
         for entry in entries(raw)? {
             let value = read_each(&entry)?;
@@ -72,122 +72,129 @@ pub(crate) fn list<T: PartialEq + 'static>(each: Kind<T>) -> Kind<Vec<T>> {
         (list.len() <= limits::ENTRIES).then_some(list)
     };
     let show_all = move |list: &Vec<T>| list.iter().map(&show).collect();
-    Kind {
-        meant: Box::new(move |raw| meant(&entries(raw)?.into_iter().find(|entry| read(entry).is_none())?)),
-        ..Kind::new(format!("a list of which each is {allowed}"), read_all, show_all)
+    ValueKind {
+        suggest: Box::new(move |raw| suggest(&entries(raw)?.into_iter().find(|entry| read(entry).is_none())?)),
+        ..ValueKind::new(format!("a list with entries that are each {allowed}"), read_all, show_all)
     }
 }
 
-fn entries<'v>(raw: &'v Raw<'_>) -> Option<Vec<Raw<'v>>> {
+fn entries<'v>(raw: &'v RawValue<'_>) -> Option<Vec<RawValue<'v>>> {
     let texts: Vec<&str> = match raw {
-        Raw::Array(_) => list_of_texts(raw)?,
+        RawValue::Array(_) => list_of_texts(raw)?,
         _ => text_of(raw)?.split(',').collect(),
     };
     let texts = texts.into_iter().map(str::trim).filter(|text| !text.is_empty());
-    Some(texts.map(|text| Raw::String(text.into())).collect())
+    Some(texts.map(|text| RawValue::String(text.into())).collect())
 }
 
-pub(crate) fn boolean() -> Kind<bool> {
-    let read = |raw: &Raw<'_>| match raw {
-        Raw::Boolean(flag) => Some(*flag),
-        _ => match words_of(raw)?.to_ascii_lowercase().as_str() {
+pub(crate) fn boolean() -> ValueKind<bool> {
+    let read = |raw: &RawValue<'_>| match raw {
+        RawValue::Boolean(flag) => Some(*flag),
+        _ => match number_or_text(raw)?.to_ascii_lowercase().as_str() {
             "true" | "1" | "yes" | "on" => Some(true),
             "false" | "0" | "no" | "off" => Some(false),
             _ => None,
         },
     };
-    Kind::new("true or false (also 1/0, yes/no, on/off)", read, |flag| (*flag).into())
+    ValueKind::new("true or false (also 1/0, yes/no, on/off)", read, |flag| (*flag).into())
 }
 
-pub(crate) fn path() -> Kind<PathBuf> {
+pub(crate) fn path() -> ValueKind<PathBuf> {
     let is_path = |text: &&str| !text.is_empty() && !text.contains('\0');
-    let read = move |raw: &Raw<'_>| text_of(raw).filter(is_path).map(PathBuf::from);
-    Kind::new("a path", read, |path| path.to_string_lossy().into())
+    let read = move |raw: &RawValue<'_>| text_of(raw).filter(is_path).map(PathBuf::from);
+    ValueKind::new("a path", read, |path| path.to_string_lossy().into())
 }
 
 // Amounts: numbers, times, percentages, parts of GPUs and memory.
 
-pub(crate) fn whole<N>(range: RangeInclusive<N>) -> Kind<N>
+pub(crate) fn whole<N>(range: RangeInclusive<N>) -> ValueKind<N>
 where
     N: FromStr + PartialOrd + Display + Copy + Into<Json> + 'static,
 {
     let allowed = format!("a whole number from {} to {}", range.start(), range.end());
-    Kind::new(allowed, move |raw| words_of(raw)?.parse().ok().filter(|n| range.contains(n)), |n| (*n).into())
+    ValueKind::new(allowed, move |raw| number_or_text(raw)?.parse().ok().filter(|n| range.contains(n)), |n| (*n).into())
 }
 
-/// A number that may have a fraction.
-pub(crate) fn number(range: RangeInclusive<f64>) -> Kind<f64> {
+/// Number with or without decimals.
+pub(crate) fn number(range: RangeInclusive<f64>) -> ValueKind<f64> {
     let allowed = format!("a number from {} to {}", range.start(), range.end());
-    Kind::new(allowed, move |raw| words_of(raw)?.parse().ok().filter(|n| range.contains(n)), |n| number_shown(*n))
+    ValueKind::new(
+        allowed,
+        move |raw| number_or_text(raw)?.parse().ok().filter(|n| range.contains(n)),
+        |n| number_as_json(*n),
+    )
 }
 
-/// A time in seconds or with a unit; shown in seconds.
-pub(crate) fn seconds(range: RangeInclusive<f64>) -> Kind<Duration> {
-    let allowed = format!("seconds from {} to {}, or a time such as \"90s\" or \"2h\"", range.start(), range.end());
-    let read =
-        move |raw: &Raw<'_>| units::parse_duration(&words_of(raw)?).filter(|time| range.contains(&time.as_secs_f64()));
-    Kind::new(allowed, read, |time| number_shown(time.as_secs_f64()))
+/// Duration in seconds or with a unit; shown in seconds.
+pub(crate) fn seconds(range: RangeInclusive<f64>) -> ValueKind<Duration> {
+    let allowed = format!("seconds from {} to {}, or a duration such as \"90s\" or \"2h\"", range.start(), range.end());
+    let read = move |raw: &RawValue<'_>| {
+        units::parse_duration(&number_or_text(raw)?).filter(|time| range.contains(&time.as_secs_f64()))
+    };
+    ValueKind::new(allowed, read, |time| number_as_json(time.as_secs_f64()))
 }
 
-pub(crate) fn percent() -> Kind<Percent> {
-    let read = |raw: &Raw<'_>| {
-        let words = words_of(raw)?;
+pub(crate) fn percent() -> ValueKind<Percent> {
+    let read = |raw: &RawValue<'_>| {
+        let words = number_or_text(raw)?;
         Percent::from_number(words.strip_suffix('%').unwrap_or(&words).trim().parse().ok()?)
     };
-    Kind::new("a number from 0 to 100", read, |percent| number_shown(percent.as_number()))
+    ValueKind::new("a number from 0 to 100", read, |percent| number_as_json(percent.as_number()))
 }
 
-pub(crate) fn fraction() -> Kind<Share> {
-    let read = |raw: &Raw<'_>| units::parse_fraction(&words_of(raw)?);
-    Kind::new("a part of a GPU from 0.001 to 1.0, or \"50%\"", read, |share| number_shown(share.as_fraction()))
+pub(crate) fn fraction() -> ValueKind<Share> {
+    let read = |raw: &RawValue<'_>| units::parse_fraction(&number_or_text(raw)?);
+    ValueKind::new("a fraction from 0.001 to 1.0, or a percentage such as \"50%\"", read, |share| {
+        number_as_json(share.as_fraction())
+    })
 }
 
-pub(crate) fn memory() -> Kind<Bytes> {
+pub(crate) fn memory() -> ValueKind<Bytes> {
     let allowed = "an amount of memory with its unit, such as \"512MiB\" or \"24GiB\"";
-    let read = |raw: &Raw<'_>| units::parse_memory(text_of(raw)?).filter(|bytes| !bytes.is_zero());
-    Kind::new(allowed, read, |bytes| bytes.to_string().into())
+    let read = |raw: &RawValue<'_>| units::parse_memory(text_of(raw)?).filter(|bytes| !bytes.is_zero());
+    ValueKind::new(allowed, read, |bytes| bytes.to_string().into())
 }
 
-/// A number without a needless fraction.
-fn number_shown(number: f64) -> Json {
+/// Converts a number to JSON, as an integer if possible.
+fn number_as_json(number: f64) -> Json {
     if number.fract() == 0.0 && number.abs() < 1e15 { (number as i64).into() } else { number.into() }
 }
 
 // Choices among names.
 
-/// One of several values by its name; further names of one follow the first. Case and the choice between `-` and `_` do not
-/// matter.
-pub(crate) fn choice<T: Copy + PartialEq + 'static>(names: Vec<(&'static str, T)>) -> Kind<T> {
+/// Choice among named values; further names of a value follow its first. Case and the choice between `-` and `_` are
+/// ignored.
+pub(crate) fn choice<T: Copy + PartialEq + 'static>(names: Vec<(&'static str, T)>) -> ValueKind<T> {
     let names: Rc<[(&'static str, T)]> = names.into();
     let only_names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
     let known = names.clone();
-    let read = move |raw: &Raw<'_>| {
+    let read = move |raw: &RawValue<'_>| {
         let plain = |name: &str| name.to_ascii_lowercase().replace('_', "-");
-        let wanted = plain(text_of(raw)?);
-        known.iter().find(|(name, _)| plain(name) == wanted).map(|(_, value)| *value)
+        let normalized_name = plain(text_of(raw)?);
+        known.iter().find(|(name, _)| plain(name) == normalized_name).map(|(_, value)| *value)
     };
     let show = move |value: &T| names.iter().find(|(_, named)| named == value).map_or("", |(name, _)| name).into();
-    Kind {
+    ValueKind {
         allowed: format!("one of {}", only_names.join(", ")),
-        meant: Box::new(move |raw| nearest(text_of(raw)?, only_names.iter().copied()).map(str::to_owned)),
-        ..Kind::new("", read, show)
+        suggest: Box::new(move |raw| nearest(text_of(raw)?, only_names.iter().copied()).map(str::to_owned)),
+        ..ValueKind::new("", read, show)
     }
 }
 
-pub(crate) fn queue_order() -> Kind<QueueOrder> {
+pub(crate) fn queue_order() -> ValueKind<QueueOrder> {
     choice(vec![("fifo", QueueOrder::Fifo), ("fair-share", QueueOrder::FairShare)])
 }
 
-pub(crate) fn size() -> Kind<RequestSize> {
+pub(crate) fn size() -> ValueKind<RequestSize> {
     let (part, whole) = (("part", RequestSize::Part), ("whole", RequestSize::Whole));
     choice(vec![("host-only", RequestSize::HostOnly), part, whole, ("several", RequestSize::Several)])
 }
 
-pub(crate) fn isolation() -> Kind<IsolationLevel> {
+pub(crate) fn isolation() -> ValueKind<IsolationLevel> {
     choice(IsolationLevel::ALL.iter().map(|each| (each.name(), *each)).collect())
 }
 
-pub(crate) fn strategy() -> Kind<PlacementStrategy> {
+pub(crate) fn strategy() -> ValueKind<PlacementStrategy> {
     choice(PlacementStrategy::ALL.iter().map(|each| (each.name(), *each)).collect())
 }
 
@@ -200,11 +207,11 @@ macro_rules! choices {
         impl $type {
             const NAMES: &'static [(&'static str, Self)] = &[$($(($name, Self::$variant)),+),+];
 
-            pub(crate) fn kind() -> Kind<Self> {
+            pub(crate) fn kind() -> ValueKind<Self> {
                 choice(Self::NAMES.to_vec())
             }
 
-            /// Its name, as people write it.
+            /// Returns the name in settings.
             pub fn name(self) -> &'static str {
                 Self::NAMES.iter().find(|(_, value)| *value == self).map_or("", |(name, _)| name)
             }
@@ -213,7 +220,7 @@ macro_rules! choices {
 }
 
 choices! {
-    /// How much the agent tells in its log.
+    /// Log level of the agent.
     LogLevel {
         Trace = "trace",
         Debug = "debug",
@@ -223,17 +230,17 @@ choices! {
         Off = "off",
     }
 
-    /// Log lines for people, or one JSON object a line for programs.
+    /// Text lines or one JSON object per line.
     LogFormat { Text = "text", Json = "json" }
 
-    /// How a client chooses among several endpoints: the highest share of available GPUs, each in turn, or in proportion to
-    /// their GPUs.
+    /// Strategy of a client with several endpoints: the highest share of available GPUs, each in turn, or in proportion
+    /// to the GPUs.
     Balancing { Availability = "availability", RoundRobin = "round_robin", Weighted = "weighted" }
 }
 
-/// A name that no way of balancing has.
+/// Unknown balancing strategy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("load_balancing_strategy is {0:?}, and must be availability, round_robin or weighted")]
+#[error("load_balancing_strategy is {0:?}; it must be availability, round_robin or weighted")]
 pub struct UnknownBalancing(String);
 
 impl FromStr for Balancing {
@@ -247,73 +254,73 @@ impl FromStr for Balancing {
 
 // Texts: hosts, paths of URLs, endpoints, names, backends.
 
-/// What `GPUPOOL_BACKEND` may name.
+/// Values of `GPUPOOL_BACKEND`.
 pub const BACKENDS: [&str; 8] = ["auto", "nvidia", "amd", "nvml", "nvidia-smi", "amd-sysfs", "amd-smi", "rocm-smi"];
 
-const TEXT_BYTES: usize = 253;
-const LONG_BYTES: usize = 4_096;
+const MAX_SHORT_TEXT_BYTES: usize = 253;
+const MAX_LONG_TEXT_BYTES: usize = 4_096;
 
-/// Texts that `tidy` allows.
-fn text(allowed: impl Into<String>, tidy: fn(&str) -> Option<String>) -> Kind<String> {
-    Kind {
-        // What is most often forgotten stands at the front.
-        meant: Box::new(move |raw| {
+/// Text that `tidy` normalizes; `None` if it is not allowed.
+fn text(allowed: impl Into<String>, tidy: fn(&str) -> Option<String>) -> ValueKind<String> {
+    ValueKind {
+        // The most common mistake is a missing prefix.
+        suggest: Box::new(move |raw| {
             let text = text_of(raw)?;
             ["http://", "/"].into_iter().find_map(|start| tidy(&format!("{start}{text}")))
         }),
-        ..Kind::new(allowed, move |raw| tidy(text_of(raw)?), |text| text.as_str().into())
+        ..ValueKind::new(allowed, move |raw| tidy(text_of(raw)?), |text| text.as_str().into())
     }
 }
 
-pub(crate) fn short_text() -> Kind<String> {
-    text("a text of at most 253 bytes", tidy_short)
+pub(crate) fn short_text() -> ValueKind<String> {
+    text("text of at most 253 bytes", tidy_short)
 }
 
-pub(crate) fn owner() -> Kind<String> {
+pub(crate) fn owner() -> ValueKind<String> {
     text("a name of 1 to 253 bytes", tidy_short)
 }
 
-pub(crate) fn name() -> Kind<String> {
+pub(crate) fn name() -> ValueKind<String> {
     text("1 to 253 letters, digits or . - _", tidy_name)
 }
 
-pub(crate) fn host() -> Kind<String> {
+pub(crate) fn host() -> ValueKind<String> {
     text("an IP address or a host name, without scheme or port", tidy_host)
 }
 
-pub(crate) fn page() -> Kind<String> {
-    text("a path that begins with /, such as /docs", tidy_page)
+pub(crate) fn url_path() -> ValueKind<String> {
+    text("a path that begins with /, such as /docs", tidy_url_path)
 }
 
-pub(crate) fn prefix() -> Kind<String> {
-    Kind { takes_empty: true, ..text("empty, or a path that begins with /, such as /api", tidy_prefix) }
+pub(crate) fn url_prefix() -> ValueKind<String> {
+    ValueKind { takes_empty: true, ..text("empty, or a path that begins with /, such as /api", tidy_url_prefix) }
 }
 
-pub(crate) fn devices() -> Kind<String> {
-    let tidy = |text: &str| if text.is_empty() { Some(String::new()) } else { up_to(LONG_BYTES, text) };
-    Kind { takes_empty: true, ..text("indices or UUIDs of GPUs, separated by commas; empty for none", tidy) }
+pub(crate) fn visible_devices() -> ValueKind<String> {
+    let tidy = |text: &str| if text.is_empty() { Some(String::new()) } else { limited_text(MAX_LONG_TEXT_BYTES, text) };
+    ValueKind { takes_empty: true, ..text("indices or UUIDs of GPUs, separated by commas; empty for none", tidy) }
 }
 
-pub(crate) fn simulated_devices() -> Kind<String> {
+pub(crate) fn simulated_devices() -> ValueKind<String> {
     let allowed = "devices such as 4xH100 or 2xMI300X,1xRTX4090, or a file that describes them";
-    text(allowed, |text| up_to(LONG_BYTES, text))
+    text(allowed, |text| limited_text(MAX_LONG_TEXT_BYTES, text))
 }
 
-pub(crate) fn backend() -> Kind<String> {
+pub(crate) fn backend() -> ValueKind<String> {
     text(format!("one of {}", BACKENDS.join(", ")), tidy_backend)
 }
 
-pub(crate) fn endpoint() -> Kind<String> {
+pub(crate) fn endpoint() -> ValueKind<String> {
     let allowed = "a URL such as http://gpu-box:8000 or unix:/run/gpupool/agent.sock (no user, query or fragment)";
     text(allowed, tidy_endpoint)
 }
 
-fn up_to(bytes: usize, text: &str) -> Option<String> {
+fn limited_text(bytes: usize, text: &str) -> Option<String> {
     (!text.is_empty() && text.len() <= bytes && !text.chars().any(char::is_control)).then(|| text.to_owned())
 }
 
 pub(crate) fn tidy_short(text: &str) -> Option<String> {
-    up_to(TEXT_BYTES, text)
+    limited_text(MAX_SHORT_TEXT_BYTES, text)
 }
 
 fn tidy_name(text: &str) -> Option<String> {
@@ -325,15 +332,15 @@ fn tidy_host(text: &str) -> Option<String> {
     bare.parse::<IpAddr>().map_or_else(|_| tidy_name(text), |address| Some(address.to_string()))
 }
 
-fn tidy_page(text: &str) -> Option<String> {
+fn tidy_url_path(text: &str) -> Option<String> {
     let path = tidy_short(text)?;
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._~-".contains(c);
     (path.starts_with('/') && path.len() > 1 && !path.contains("//") && path.chars().all(plain))
         .then(|| path.trim_end_matches('/').to_owned())
 }
 
-fn tidy_prefix(text: &str) -> Option<String> {
-    if text.is_empty() || text == "/" { Some(String::new()) } else { tidy_page(text) }
+fn tidy_url_prefix(text: &str) -> Option<String> {
+    if text.is_empty() || text == "/" { Some(String::new()) } else { tidy_url_path(text) }
 }
 
 fn tidy_backend(text: &str) -> Option<String> {
@@ -341,9 +348,9 @@ fn tidy_backend(text: &str) -> Option<String> {
     BACKENDS.contains(&name.as_str()).then_some(name)
 }
 
-/// An endpoint without its trailing `/`.
+/// Normalizes an endpoint and removes its trailing `/`.
 fn tidy_endpoint(text: &str) -> Option<String> {
-    let text = up_to(LONG_BYTES, text).filter(|text| !text.contains(char::is_whitespace))?;
+    let text = limited_text(MAX_LONG_TEXT_BYTES, text).filter(|text| !text.contains(char::is_whitespace))?;
     let (scheme, rest) = text.split_once(':')?;
     let scheme = scheme.to_ascii_lowercase();
     if scheme == "unix" {
@@ -370,20 +377,20 @@ pub(crate) fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
 
 // Secrets, and the permission bits of the socket.
 
-/// The text that stands in the place of a secret.
-pub(crate) const HIDDEN: &str = "(hidden)";
+/// Text shown instead of a secret.
+pub(crate) const HIDDEN_TEXT: &str = "(hidden)";
 
-/// A text that is neither printed nor logged.
+/// Text that is neither printed nor logged.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretString(String);
 
 impl SecretString {
-    /// Takes a secret; blanks and line ends around it are not part of it.
+    /// Creates a secret from trimmed text.
     pub fn new(text: impl AsRef<str>) -> Self {
         Self(text.as_ref().trim().to_owned())
     }
 
-    /// The text itself, for the request that must carry it.
+    /// Returns the text, for the request that carries it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -391,80 +398,82 @@ impl SecretString {
 
 impl fmt::Debug for SecretString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(HIDDEN)
+        f.write_str(HIDDEN_TEXT)
     }
 }
 
-/// It travels in a header, so it is one line of visible characters.
-pub(crate) fn secret() -> Kind<SecretString> {
+/// Secret that is sent in a header: one line of visible characters.
+pub(crate) fn secret() -> ValueKind<SecretString> {
     let allowed = "a token as `gpupool token create` prints it, on one line without blanks";
     let visible = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
-    let read = move |raw: &Raw<'_>| text_of(raw).filter(visible).map(SecretString::new);
-    Kind { secret: true, ..Kind::new(allowed, read, |_| HIDDEN.into()) }
+    let read = move |raw: &RawValue<'_>| text_of(raw).filter(visible).map(SecretString::new);
+    ValueKind { secret: true, ..ValueKind::new(allowed, read, |_| HIDDEN_TEXT.into()) }
 }
 
-/// Permission bits of a file, written in octal.
+/// Permission bits of a file, in octal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileMode(pub u32);
 
-/// A decimal number is refused: `660` could be meant either way.
-pub(crate) fn file_mode() -> Kind<FileMode> {
-    let read = |raw: &Raw<'_>| {
+/// Permission bits. A decimal number such as `660` is refused because it is ambiguous.
+pub(crate) fn file_mode() -> ValueKind<FileMode> {
+    let read = |raw: &RawValue<'_>| {
         let digits = match raw {
-            Raw::Integer(number) if number.radix() == 8 => number.as_str(),
+            RawValue::Integer(number) if number.radix() == 8 => number.as_str(),
             _ => text_of(raw).map(|text| text.strip_prefix("0o").unwrap_or(text))?,
         };
         let bits = u32::from_str_radix(digits, 8).ok().filter(|_| !digits.starts_with('+'))?;
         (bits <= 0o777).then_some(FileMode(bits))
     };
     let allowed = "permission bits in octal, in quotes: \"0600\", \"0660\" or \"0666\"";
-    Kind::new(allowed, read, |mode| format!("{:04o}", mode.0).into())
+    ValueKind::new(allowed, read, |mode| format!("{:04o}", mode.0).into())
 }
 
-// Values as they were written.
+// Access to raw values.
 
-/// Text only: where a number is meant as a name it stands in quotes.
-pub(crate) fn text_of<'v>(raw: &'v Raw<'_>) -> Option<&'v str> {
+/// Returns a text; numbers in the file are not texts.
+pub(crate) fn text_of<'v>(raw: &'v RawValue<'_>) -> Option<&'v str> {
     raw.as_str().map(str::trim)
 }
 
-/// Text or number, as it was written; a number in hexadecimal or binary in decimal digits.
-fn words_of<'v>(raw: &'v Raw<'_>) -> Option<Cow<'v, str>> {
+/// Returns a text or number as written; hexadecimal and binary numbers in decimal digits.
+fn number_or_text<'v>(raw: &'v RawValue<'_>) -> Option<Cow<'v, str>> {
     match raw {
-        Raw::String(text) => Some(text.trim().into()),
-        Raw::Float(number) => Some(number.as_str().into()),
-        Raw::Integer(number) => match number.radix() {
+        RawValue::String(text) => Some(text.trim().into()),
+        RawValue::Float(number) => Some(number.as_str().into()),
+        RawValue::Integer(number) => match number.radix() {
             10 => Some(number.as_str().into()),
             8 => None,
             radix => i64::from_str_radix(number.as_str(), radix).ok().map(|number| number.to_string().into()),
         },
-        Raw::Boolean(_) | Raw::Datetime(_) | Raw::Array(_) | Raw::Table(_) => None,
+        RawValue::Boolean(_) | RawValue::Datetime(_) | RawValue::Array(_) | RawValue::Table(_) => None,
     }
 }
 
-fn list_of_texts<'v>(raw: &'v Raw<'_>) -> Option<Vec<&'v str>> {
+fn list_of_texts<'v>(raw: &'v RawValue<'_>) -> Option<Vec<&'v str>> {
     raw.as_array()?.iter().map(|entry| entry.get_ref().as_str()).collect()
 }
 
-/// A value as a message repeats it.
-pub(crate) fn quoted(raw: &Raw<'_>) -> String {
+/// Quotes a value for a message.
+pub(crate) fn quoted(raw: &RawValue<'_>) -> String {
     match raw {
-        Raw::String(text) if text.trim().is_empty() => "an empty text".to_owned(),
-        Raw::String(text) => format!("{:?}", shortened(text)),
-        Raw::Boolean(flag) => flag.to_string(),
-        Raw::Integer(number) if number.radix() == 8 => {
+        RawValue::String(text) if text.trim().is_empty() => "an empty value".to_owned(),
+        RawValue::String(text) => format!("{:?}", shortened(text)),
+        RawValue::Boolean(flag) => flag.to_string(),
+        RawValue::Integer(number) if number.radix() == 8 => {
             u32::from_str_radix(number.as_str(), 8).map_or("a huge number".to_owned(), |bits| format!("0o{bits:o}"))
         }
-        Raw::Integer(_) | Raw::Float(_) => words_of(raw).map_or("a huge number".to_owned(), |words| shortened(&words)),
-        Raw::Array(entries) if entries.iter().any(|entry| entry.get_ref().is_table()) => "a table".to_owned(),
-        Raw::Array(_) => list_of_texts(raw)
-            .map_or("a list with something else than texts".to_owned(), |texts| shortened(&format!("{texts:?}"))),
-        Raw::Datetime(_) => "a date".to_owned(),
-        Raw::Table(_) => "a table".to_owned(),
+        RawValue::Integer(_) | RawValue::Float(_) => {
+            number_or_text(raw).map_or("a huge number".to_owned(), |words| shortened(&words))
+        }
+        RawValue::Array(entries) if entries.iter().any(|entry| entry.get_ref().is_table()) => "a table".to_owned(),
+        RawValue::Array(_) => list_of_texts(raw)
+            .map_or("a list with entries that are not strings".to_owned(), |texts| shortened(&format!("{texts:?}"))),
+        RawValue::Datetime(_) => "a date".to_owned(),
+        RawValue::Table(_) => "a table".to_owned(),
     }
 }
 
-/// At most so many characters of `text` as a message repeats.
+/// Shortens a text for a message.
 pub(crate) fn shortened(text: &str) -> String {
     match text.char_indices().nth(limits::QUOTED) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -500,26 +509,26 @@ mod tests {
     }
 
     #[test]
-    fn hosts_and_paths_are_tidied() {
+    fn hosts_and_paths_are_normalized() {
         assert_eq!(tidy_host("[::]").as_deref(), Some("::"));
         assert_eq!((tidy_host("http://x"), tidy_host("a:80"), tidy_host("")), (None, None, None));
         assert_eq!(
-            (tidy_prefix("/api/"), tidy_prefix("/"), tidy_prefix("api")),
+            (tidy_url_prefix("/api/"), tidy_url_prefix("/"), tidy_url_prefix("api")),
             (Some("/api".into()), Some(String::new()), None)
         );
-        assert_eq!(tidy_page("/docs/").as_deref(), Some("/docs"));
-        assert_eq!((tidy_page("/"), tidy_page("/a//b"), tidy_page("/a b")), (None, None, None));
+        assert_eq!(tidy_url_path("/docs/").as_deref(), Some("/docs"));
+        assert_eq!((tidy_url_path("/"), tidy_url_path("/a//b"), tidy_url_path("/a b")), (None, None, None));
         assert_eq!(tidy_backend("cuda"), None);
         assert_eq!(tidy_backend("NVIDIA_SMI").as_deref(), Some("nvidia-smi"));
     }
 
     #[test]
-    fn permission_bits_are_octal_and_a_decimal_number_is_refused() {
+    fn permission_bits_are_octal_and_decimal_numbers_are_refused() {
         let kind = file_mode();
-        let text = |text: &str| (kind.read)(&Raw::String(text.into())).map(|mode| mode.0);
+        let text = |text: &str| (kind.read)(&RawValue::String(text.into())).map(|mode| mode.0);
         assert_eq!((text("0660"), text("660"), text("0o600")), (Some(0o660), Some(0o660), Some(0o600)));
         assert_eq!((text("0888"), text("7777"), text("+660")), (None, None, None));
-        let written = |text| (kind.read)(Raw::parse(text).unwrap().get_ref()).map(|mode| mode.0);
+        let written = |text| (kind.read)(RawValue::parse(text).unwrap().get_ref()).map(|mode| mode.0);
         assert_eq!((written("0o640"), written("660")), (Some(0o640), None));
     }
 }

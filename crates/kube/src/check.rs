@@ -1,4 +1,4 @@
-//! A manifest's verdicts: what each of its pods asks for, annotations and resources put together.
+//! Checks a manifest: combines the annotations and resources of each pod into a request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,87 +7,89 @@ use gpupool_core::{
     Bytes, DeviceSelector, IsolationLevel, Labels, Millis, Request, RequestedAmount, Share, Vendor, limits,
 };
 
-use crate::error::{KubeError, shown};
+use crate::error::{KubeError, shortened};
 use crate::limits::MIN_THOUSANDTHS;
-use crate::manifest::At;
-use crate::pod::{Identity, Pod};
-use crate::resources::{AskedAmount, AskedGpus, Quantity};
+use crate::manifest::NodeCursor;
+use crate::pod::{ObjectIdentity, PodFields};
+use crate::resources::{GpuResource, Quantity, ResourceAmount};
 use crate::{manifest, pod, resources};
 
-/// One object of a manifest, judged.
+/// Checked object of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckedPod {
-    /// In which document it is, counted from 1; the items of a `List` share theirs. Empty documents do not count.
+    /// Number of the document, from 1, without empty documents; the items of a `List` share theirs.
     pub document: usize,
-    /// Its kind; empty where the document cannot be read.
+    /// Kind; empty if the document cannot be read.
     pub kind: String,
-    /// Its namespace, `default` unless said.
+    /// Namespace; `default` if not set.
     pub namespace: String,
-    /// Its name, if it has one.
+    /// Name, if set.
     pub name: Option<String>,
-    /// What one pod of it asks for.
+    /// Request of one pod, or the error.
     pub verdict: Result<PodVerdict, KubeError>,
 }
 
-/// What a pod asks for.
+/// Request of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodVerdict {
-    /// GPUs, whole or in part.
+    /// Request for GPUs, whole or in part.
     Gpu(Box<Request>),
     /// No GPU.
     NoGpu,
 }
 
-/// Judges every object of a manifest: YAML or JSON, one document or many, lists unrolled. Never panics.
+/// Checks every object of a manifest: YAML or JSON, one document or many, with lists expanded. Never panics.
 pub fn check_manifest(text: &str) -> Vec<CheckedPod> {
     let mut all = Vec::new();
-    for (index, document) in manifest::read(text).into_iter().enumerate() {
+    for (index, document) in manifest::parse_documents(text).into_iter().enumerate() {
         match document {
-            Ok(node) => unroll(&At::top(&node), index + 1, &mut all),
-            Err(error) => all.push(checked(index + 1, Identity::default(), Err(error))),
+            Ok(node) => unroll(&NodeCursor::top(&node), index + 1, &mut all),
+            Err(error) => all.push(checked_pod(index + 1, ObjectIdentity::default(), Err(error))),
         }
     }
     all
 }
 
-fn unroll(object: &At<'_>, document: usize, all: &mut Vec<CheckedPod>) {
-    let identity = pod::identity(object);
+fn unroll(object: &NodeCursor<'_>, document: usize, all: &mut Vec<CheckedPod>) {
+    let identity = pod::parse_identity(object);
     if identity.kind != "List" {
-        let verdict = judge(object, &identity);
-        return all.push(checked(document, identity, verdict));
+        let verdict = check_object(object, &identity);
+        return all.push(checked_pod(document, identity, verdict));
     }
     match object.list("items") {
         Ok(items) => items.iter().for_each(|item| unroll(item, document, all)),
-        Err(error) => all.push(checked(document, identity, Err(error))),
+        Err(error) => all.push(checked_pod(document, identity, Err(error))),
     }
 }
 
-fn checked(document: usize, identity: Identity, verdict: Result<PodVerdict, KubeError>) -> CheckedPod {
-    let Identity { kind, namespace, name } = identity;
+fn checked_pod(document: usize, identity: ObjectIdentity, verdict: Result<PodVerdict, KubeError>) -> CheckedPod {
+    let ObjectIdentity { kind, namespace, name } = identity;
     CheckedPod { document, kind, namespace, name, verdict }
 }
 
-fn judge(object: &At<'_>, identity: &Identity) -> Result<PodVerdict, KubeError> {
-    if pod::carries_no_pod(object)? {
+fn check_object(object: &NodeCursor<'_>, identity: &ObjectIdentity) -> Result<PodVerdict, KubeError> {
+    if pod::has_no_pod(object)? {
         return Ok(PodVerdict::NoGpu);
     }
-    let pod = pod::pod(object)?;
-    let said = Annotations::read(&pod.annotations)?;
-    let asked = resources::gpus(&pod)?;
-    let Some((gpus, amount)) = gpus(&said, asked.as_ref())? else { return Ok(PodVerdict::NoGpu) };
-    let vendor = asked.as_ref().map(AskedGpus::vendor);
-    let (cpus, host_memory) = resources::host(&pod)?;
+    let pod = pod::parse_pod(object)?;
+    let annotations = Annotations::read(&pod.annotations)?;
+    let resource = resources::pod_gpus(&pod)?;
+    let Some((gpus, amount)) = requested_gpus(&annotations, resource.as_ref())? else {
+        return Ok(PodVerdict::NoGpu);
+    };
+    let vendor = resource.as_ref().map(GpuResource::vendor);
+    let (cpus, host_memory) = resources::host_resources(&pod)?;
     let request = Request {
         gpus,
         amount,
-        isolation: isolation(&said, asked.as_ref())?,
+        isolation: requested_isolation(&annotations, resource.as_ref())?,
         select: Arc::new(DeviceSelector { vendor, ..DeviceSelector::default() }),
         cpus,
         host_memory,
         owner: Arc::from(identity.namespace.as_str()),
         worker_id: identity.name.as_deref().map(Arc::from),
-        labels: Arc::new(labels(&pod)),
-        // Kubernetes allows priorities up to 2·10⁹; beyond our bound all are the most urgent there are.
+        labels: Arc::new(pod_labels(&pod)),
+        // Kubernetes allows priorities up to 2·10⁹; higher ones become our maximum.
         priority: pod.priority.clamp(-limits::MAX_PRIORITY, limits::MAX_PRIORITY),
         max_duration: pod.deadline_secs.map(Millis::from_secs),
         ..Request::default()
@@ -96,39 +98,42 @@ fn judge(object: &At<'_>, identity: &Identity) -> Result<PodVerdict, KubeError> 
     Ok(PodVerdict::Gpu(Box::new(request)))
 }
 
-/// How many GPUs and how much of each; `None` where none is asked for.
-fn gpus(said: &Annotations, asked: Option<&AskedGpus>) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
-    let memory = said.memory.as_ref().map(|memory| memory.value);
-    let Some(asked) = asked else { return annotated(said) };
-    match asked.amount {
-        AskedAmount::None => none(said, asked),
-        AskedAmount::Whole(count) => whole(said, asked, count).map(Some),
-        AskedAmount::Thousandths(1000) => whole(said, asked, 1).map(Some),
-        AskedAmount::Thousandths(count) => {
+/// Returns the number of GPUs and the amount of each; `None` if no GPU is requested.
+fn requested_gpus(
+    annotations: &Annotations,
+    resource: Option<&GpuResource>,
+) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
+    let memory = annotations.memory.as_ref().map(|memory| memory.value);
+    let Some(resource) = resource else { return from_annotations(annotations) };
+    match resource.amount {
+        ResourceAmount::None => check_no_gpu(annotations, resource),
+        ResourceAmount::Whole(count) => whole_gpus(annotations, resource, count).map(Some),
+        ResourceAmount::Thousandths(1000) => whole_gpus(annotations, resource, 1).map(Some),
+        ResourceAmount::Thousandths(count) => {
             let share = Share(count);
-            match &said.fraction {
+            match &annotations.fraction {
                 Some(fraction) if fraction.value != share => {
-                    let fix = format!("write {FRACTION_ANNOTATION}: \"{share}\", or leave one of them out");
-                    Err(contradiction(FRACTION_ANNOTATION, fraction, asked, fix))
+                    let fix = format!("write {FRACTION_ANNOTATION}: \"{share}\", or remove one of them");
+                    Err(contradiction(FRACTION_ANNOTATION, fraction, resource, fix))
                 }
-                _ => Ok(Some((1, part(share, memory)))),
+                _ => Ok(Some((1, amount_of(share, memory)))),
             }
         }
     }
 }
 
-/// What the annotations ask for by themselves: always a part of one GPU, or one GPU.
-fn annotated(said: &Annotations) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
-    let memory = said.memory.as_ref().map(|memory| memory.value);
-    match (&said.fraction, memory) {
-        (Some(fraction), memory) => Ok(Some((1, part(fraction.value, memory)))),
+/// Returns the request of the annotations alone: one GPU or a part of one.
+fn from_annotations(annotations: &Annotations) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
+    let memory = annotations.memory.as_ref().map(|memory| memory.value);
+    match (&annotations.fraction, memory) {
+        (Some(fraction), memory) => Ok(Some((1, amount_of(fraction.value, memory)))),
         (None, Some(memory)) => Ok(Some((1, RequestedAmount::Memory(memory)))),
-        (None, None) if said.sharing.is_some() => Ok(Some((1, RequestedAmount::Shared))),
-        (None, None) => match &said.isolation {
+        (None, None) if annotations.sharing.is_some() => Ok(Some((1, RequestedAmount::Shared))),
+        (None, None) => match &annotations.isolation {
             Some(isolation) if isolation.value != IsolationLevel::None => Err(KubeError::Annotation {
                 name: ISOLATION_ANNOTATION,
-                value: shown(&isolation.text),
-                allowed: "on a pod that asks for a GPU: add kaiwo.ai/gpu-fraction, kaiwo.ai/gpu-memory, \
+                value: shortened(&isolation.text),
+                allowed: "on a pod that requests a GPU: add kaiwo.ai/gpu-fraction, kaiwo.ai/gpu-memory, \
                           kaiwo.ai/gpu-sharing or a resource amd.com/gpu or nvidia.com/gpu",
             }),
             _ => Ok(None),
@@ -136,39 +141,46 @@ fn annotated(said: &Annotations) -> Result<Option<(u16, RequestedAmount)>, KubeE
     }
 }
 
-/// A resource of 0 says "no GPU" as clearly as an annotation says the opposite.
-fn none(said: &Annotations, asked: &AskedGpus) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
-    let fix = "leave the resource out, or ask for 1..=16 whole GPUs or 100..=1000 thousandths".to_owned();
-    match (&said.fraction, &said.memory, &said.sharing) {
-        (Some(fraction), _, _) => Err(contradiction(FRACTION_ANNOTATION, fraction, asked, fix)),
-        (_, Some(memory), _) => Err(contradiction(MEMORY_ANNOTATION, memory, asked, fix)),
-        (_, _, Some(sharing)) => Err(contradiction(SHARING_ANNOTATION, sharing, asked, fix)),
-        (None, None, None) => annotated(said),
+/// Handles a resource of 0, which contradicts annotations that request a GPU.
+fn check_no_gpu(
+    annotations: &Annotations,
+    resource: &GpuResource,
+) -> Result<Option<(u16, RequestedAmount)>, KubeError> {
+    let fix = "remove the resource, or request 1..=16 whole GPUs or 100..=1000 thousandths".to_owned();
+    match (&annotations.fraction, &annotations.memory, &annotations.sharing) {
+        (Some(fraction), _, _) => Err(contradiction(FRACTION_ANNOTATION, fraction, resource, fix)),
+        (_, Some(memory), _) => Err(contradiction(MEMORY_ANNOTATION, memory, resource, fix)),
+        (_, _, Some(sharing)) => Err(contradiction(SHARING_ANNOTATION, sharing, resource, fix)),
+        (None, None, None) => from_annotations(annotations),
     }
 }
 
-fn whole(said: &Annotations, asked: &AskedGpus, count: u16) -> Result<(u16, RequestedAmount), KubeError> {
-    let resource = asked.resource;
-    match (&said.fraction, &said.memory, &said.sharing) {
+fn whole_gpus(
+    annotations: &Annotations,
+    resource: &GpuResource,
+    count: u16,
+) -> Result<(u16, RequestedAmount), KubeError> {
+    let name = resource.name;
+    match (&annotations.fraction, &annotations.memory, &annotations.sharing) {
         (Some(fraction), _, _) if count > 1 || fraction.value != Share::WHOLE => {
             let fix = format!(
-                "write {resource}: {} for that part of one GPU, or leave {FRACTION_ANNOTATION} out for whole GPUs",
+                "write {name}: {} for that fraction of one GPU, or remove {FRACTION_ANNOTATION} for whole GPUs",
                 fraction.value.0
             );
-            Err(contradiction(FRACTION_ANNOTATION, fraction, asked, fix))
+            Err(contradiction(FRACTION_ANNOTATION, fraction, resource, fix))
         }
         (_, _, Some(sharing)) => {
             let fix = format!(
-                "whole GPUs are not shared; leave the resource out and give a {FRACTION_ANNOTATION} or {MEMORY_ANNOTATION}, or leave {SHARING_ANNOTATION} \
-                 out"
+                "whole GPUs are not shared; remove the resource and set {FRACTION_ANNOTATION} or {MEMORY_ANNOTATION}, or remove \
+                 {SHARING_ANNOTATION}"
             );
-            Err(contradiction(SHARING_ANNOTATION, sharing, asked, fix))
+            Err(contradiction(SHARING_ANNOTATION, sharing, resource, fix))
         }
-        (_, memory, _) => Ok((count, part(Share::WHOLE, memory.as_ref().map(|memory| memory.value)))),
+        (_, memory, _) => Ok((count, amount_of(Share::WHOLE, memory.as_ref().map(|memory| memory.value)))),
     }
 }
 
-fn part(share: Share, memory: Option<Bytes>) -> RequestedAmount {
+fn amount_of(share: Share, memory: Option<Bytes>) -> RequestedAmount {
     match memory {
         Some(memory) => RequestedAmount::Both(share, memory),
         None if share == Share::WHOLE => RequestedAmount::Whole,
@@ -176,91 +188,102 @@ fn part(share: Share, memory: Option<Bytes>) -> RequestedAmount {
     }
 }
 
-fn isolation(said: &Annotations, asked: Option<&AskedGpus>) -> Result<IsolationLevel, KubeError> {
-    match (&said.isolation, asked) {
+fn requested_isolation(annotations: &Annotations, resource: Option<&GpuResource>) -> Result<IsolationLevel, KubeError> {
+    match (&annotations.isolation, resource) {
         (None, _) => Ok(IsolationLevel::None),
-        (Some(isolation), Some(asked))
-            if asked.vendor() == Vendor::Amd
+        (Some(isolation), Some(resource))
+            if resource.vendor() == Vendor::Amd
                 && matches!(isolation.value, IsolationLevel::Mps | IsolationLevel::Mig) =>
         {
-            let fix = "AMD GPUs have neither mps nor mig, they can do none or time-slicing".to_owned();
-            Err(contradiction(ISOLATION_ANNOTATION, isolation, asked, fix))
+            let fix = "AMD GPUs support neither mps nor mig; use none or time-slicing".to_owned();
+            Err(contradiction(ISOLATION_ANNOTATION, isolation, resource, fix))
         }
         (Some(isolation), _) => Ok(isolation.value),
     }
 }
 
-fn contradiction<T>(annotation: &'static str, said: &Said<T>, asked: &AskedGpus, allowed: String) -> KubeError {
+fn contradiction<T>(
+    annotation: &'static str,
+    annotations: &AnnotationValue<T>,
+    resource: &GpuResource,
+    allowed: String,
+) -> KubeError {
     KubeError::Contradiction {
         annotation,
-        annotated: shown(&said.text),
-        resource: asked.resource,
-        requested: asked.requested(),
+        annotated: shortened(&annotations.text),
+        resource: resource.name,
+        requested: resource.requested(),
         allowed,
     }
 }
 
-fn labels(pod: &Pod) -> Labels {
+fn pod_labels(pod: &PodFields) -> Labels {
     pod.labels.iter().map(|(key, value)| (Arc::from(key.as_str()), Arc::from(value.as_str()))).collect()
 }
 
 // The `kaiwo.ai/gpu-*` annotations of a pod.
 
-/// How much of one GPU: 0.1 to 1.0.
+/// Annotation with the fraction of one GPU: 0.1 to 1.0.
 pub const FRACTION_ANNOTATION: &str = "kaiwo.ai/gpu-fraction";
-/// How much memory of each GPU, in MiB.
+/// Annotation with the memory of each GPU, in MiB.
 pub const MEMORY_ANNOTATION: &str = "kaiwo.ai/gpu-memory";
-/// Whether a place on a shared GPU will do.
+/// Annotation that accepts a shared GPU.
 pub const SHARING_ANNOTATION: &str = "kaiwo.ai/gpu-sharing";
-/// How well parts of a GPU are kept apart.
+/// Annotation with the isolation between leases on one GPU.
 pub const ISOLATION_ANNOTATION: &str = "kaiwo.ai/gpu-isolation";
-pub(crate) const KNOWN: [&str; 4] = [FRACTION_ANNOTATION, MEMORY_ANNOTATION, SHARING_ANNOTATION, ISOLATION_ANNOTATION];
+pub(crate) const KNOWN_ANNOTATIONS: [&str; 4] =
+    [FRACTION_ANNOTATION, MEMORY_ANNOTATION, SHARING_ANNOTATION, ISOLATION_ANNOTATION];
 
-const PREFIX: &str = "kaiwo.ai/gpu";
+const ANNOTATION_PREFIX: &str = "kaiwo.ai/gpu";
 const FRACTION_ALLOWED: &str = "a decimal number from 0.1 to 1.0, such as 0.5";
 const MEMORY_ALLOWED: &str = "a whole number of MiB above 0, such as 4000, 4000Mi or 4Gi";
 const ISOLATION_ALLOWED: &str = "none, time-slicing, mps or mig";
 
-/// What a pod's annotations say.
+/// GPU annotations of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Annotations {
-    pub(crate) fraction: Option<Said<Share>>,
-    pub(crate) memory: Option<Said<Bytes>>,
-    /// Set where sharing is true.
-    pub(crate) sharing: Option<Said<()>>,
-    pub(crate) isolation: Option<Said<IsolationLevel>>,
+    pub(crate) fraction: Option<AnnotationValue<Share>>,
+    pub(crate) memory: Option<AnnotationValue<Bytes>>,
+    /// Set if sharing is true.
+    pub(crate) sharing: Option<AnnotationValue<()>>,
+    pub(crate) isolation: Option<AnnotationValue<IsolationLevel>>,
 }
 
-/// A value, and how it was written.
+/// Parsed value with its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Said<T> {
+pub(crate) struct AnnotationValue<T> {
     pub(crate) value: T,
     pub(crate) text: String,
 }
 
 impl Annotations {
-    /// Reads those that are ours; the others are none of our business.
+    /// Reads our annotations and ignores all others.
     pub(crate) fn read(all: &BTreeMap<String, String>) -> Result<Self, KubeError> {
         let mut annotations = Self::default();
-        for (name, text) in all.iter().filter(|(name, _)| is_ours(name)) {
+        for (name, text) in all.iter().filter(|(name, _)| is_own_annotation(name)) {
             match name.as_str() {
                 FRACTION_ANNOTATION => {
-                    annotations.fraction = Some(said(FRACTION_ANNOTATION, text, fraction(text), FRACTION_ALLOWED)?)
+                    annotations.fraction =
+                        Some(parsed(FRACTION_ANNOTATION, text, parse_fraction(text), FRACTION_ALLOWED)?)
                 }
                 MEMORY_ANNOTATION => {
-                    annotations.memory = Some(said(MEMORY_ANNOTATION, text, memory(text), MEMORY_ALLOWED)?)
+                    annotations.memory = Some(parsed(MEMORY_ANNOTATION, text, parse_memory(text), MEMORY_ALLOWED)?)
                 }
                 ISOLATION_ANNOTATION => {
                     let isolation = text.trim().parse().ok();
-                    annotations.isolation = Some(said(ISOLATION_ANNOTATION, text, isolation, ISOLATION_ALLOWED)?);
+                    annotations.isolation = Some(parsed(ISOLATION_ANNOTATION, text, isolation, ISOLATION_ALLOWED)?);
                 }
                 SHARING_ANNOTATION => {
                     let sharing = text.eq_ignore_ascii_case("true");
-                    annotations.sharing = sharing.then(|| Said { value: (), text: text.clone() });
+                    annotations.sharing = sharing.then(|| AnnotationValue { value: (), text: text.clone() });
                 }
                 _ => {
-                    let nearest = nearest(name);
-                    return Err(KubeError::UnknownAnnotation { name: shown(name), value: shown(text), nearest });
+                    let nearest = nearest_annotation(name);
+                    return Err(KubeError::UnknownAnnotation {
+                        name: shortened(name),
+                        value: shortened(text),
+                        nearest,
+                    });
                 }
             }
         }
@@ -268,21 +291,26 @@ impl Annotations {
     }
 }
 
-/// Whether an annotation is meant for us, its name right or wrong.
-pub(crate) fn is_ours(name: &str) -> bool {
-    let begins = name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
-    begins || nearest(name).is_some_and(|known| distance(name, known) <= 2)
+/// Returns whether an annotation is one of ours, possibly misspelled.
+pub(crate) fn is_own_annotation(name: &str) -> bool {
+    let begins = name.get(..ANNOTATION_PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(ANNOTATION_PREFIX));
+    begins || nearest_annotation(name).is_some_and(|known| edit_distance(name, known) <= 2)
 }
 
-fn said<T>(name: &'static str, text: &str, value: Option<T>, allowed: &'static str) -> Result<Said<T>, KubeError> {
+fn parsed<T>(
+    name: &'static str,
+    text: &str,
+    value: Option<T>,
+    allowed: &'static str,
+) -> Result<AnnotationValue<T>, KubeError> {
     match value {
-        Some(value) => Ok(Said { value, text: text.to_owned() }),
-        None => Err(KubeError::Annotation { name, value: shown(text), allowed }),
+        Some(value) => Ok(AnnotationValue { value, text: text.to_owned() }),
+        None => Err(KubeError::Annotation { name, value: shortened(text), allowed }),
     }
 }
 
-/// Plain decimals only, within 0.1 to 1.0 as written, kept to the nearest thousandth as in a request to the pool.
-fn fraction(text: &str) -> Option<Share> {
+/// Parses a plain decimal from 0.1 to 1.0, rounded to the nearest thousandth.
+fn parse_fraction(text: &str) -> Option<Share> {
     let text = text.trim();
     let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
     let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
@@ -304,9 +332,9 @@ fn fraction(text: &str) -> Option<Share> {
     Some(Share(rounded as u32))
 }
 
-/// A bare integer is MiB; a binary suffix says its own unit. A decimal one (`4G`) is refused: it may be meant either
-/// way, and so is anything that is not whole MiB.
-fn memory(text: &str) -> Option<Bytes> {
+/// Parses memory. A bare integer is MiB; binary suffixes are allowed. Decimal suffixes (`4G`) are refused as ambiguous,
+/// and so is anything but whole MiB.
+fn parse_memory(text: &str) -> Option<Bytes> {
     let text = text.trim();
     let bytes = if text.bytes().all(|byte| byte.is_ascii_digit()) {
         Bytes::from_mib(text.parse().ok()?)?
@@ -319,18 +347,18 @@ fn memory(text: &str) -> Option<Bytes> {
     (whole_mib && !bytes.is_zero()).then_some(bytes)
 }
 
-/// The known name that `name` resembles most, if it resembles any.
-fn nearest(name: &str) -> Option<&'static str> {
-    // A name far longer than ours resembles none, and need not be measured.
+/// Returns the known annotation that `name` resembles, if any.
+fn nearest_annotation(name: &str) -> Option<&'static str> {
+    // A much longer name resembles none, and need not be measured.
     if name.len() > 64 {
         return None;
     }
-    let closest = KNOWN.into_iter().min_by_key(|known| distance(name, known))?;
-    (distance(name, closest) <= 4).then_some(closest)
+    let closest = KNOWN_ANNOTATIONS.into_iter().min_by_key(|known| edit_distance(name, known))?;
+    (edit_distance(name, closest) <= 4).then_some(closest)
 }
 
-/// How many letters must be added, left out or changed to make `a` into `b`, case apart.
-fn distance(a: &str, b: &str) -> usize {
+/// Returns the edit distance, ignoring case.
+fn edit_distance(a: &str, b: &str) -> usize {
     strsim::levenshtein(&a.to_ascii_lowercase(), &b.to_ascii_lowercase())
 }
 
@@ -343,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fraction_is_kept_in_thousandths() {
+    fn a_fraction_is_parsed_in_thousandths() {
         for (text, thousandths) in [
             ("0.1", 100),
             ("0.5", 500),
@@ -356,26 +384,26 @@ mod tests {
             ("1.000", 1000),
             ("00.75", 750),
         ] {
-            assert_eq!(fraction(text), Some(Share(thousandths)), "{text:?}");
+            assert_eq!(parse_fraction(text), Some(Share(thousandths)), "{text:?}");
         }
     }
 
     #[test]
-    fn a_fraction_that_is_out_of_range_or_no_plain_decimal_is_refused() {
+    fn a_fraction_out_of_range_or_in_another_form_is_refused() {
         for text in [
             "", " ", ".", "0", "0.0", "0.099", "0.09", "1.001", "1.5", "10", "-0.5", "+0.5", "0.0999", "1.0001",
             "5e-1", "1e0", "NaN", "inf", "0,5", "50%", "1/2", "0.5.0", "0x1", "٠.٥", "0.5 0", "500m",
         ] {
-            assert_eq!(fraction(text), None, "{text:?}");
+            assert_eq!(parse_fraction(text), None, "{text:?}");
         }
     }
 
     #[test]
-    fn memory_is_mib_unless_a_binary_suffix_says_otherwise() {
+    fn memory_is_in_mib_unless_it_has_a_binary_suffix() {
         for (text, mib) in
             [("4000", 4000), (" 1 ", 1), ("4000Mi", 4000), ("4Gi", 4096), ("1.5Gi", 1536), ("1048576Ki", 1024)]
         {
-            assert_eq!(memory(text).map(Bytes::as_mib), Some(mib), "{text:?}");
+            assert_eq!(parse_memory(text).map(Bytes::as_mib), Some(mib), "{text:?}");
         }
         for text in [
             "",
@@ -395,7 +423,7 @@ mod tests {
             "16Ei",
             "i",
         ] {
-            assert_eq!(memory(text), None, "{text:?}");
+            assert_eq!(parse_memory(text), None, "{text:?}");
         }
     }
 
@@ -410,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_annotation_suggests_the_known_one_it_resembles() {
+    fn an_unknown_annotation_suggests_the_most_similar_one() {
         for (name, known) in [
             ("kaiwo.ai/gpu-fractoin", Some(FRACTION_ANNOTATION)),
             ("kaiwo.ai/gpu_memory", Some(MEMORY_ANNOTATION)),
@@ -426,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_of_others_are_left_alone() {
+    fn other_annotations_are_ignored() {
         for name in ["kaiwo.ai/queue", "kaiwo.ai/", "gpu-fraction", "example.com/gpu-fraction", "ü", ""] {
             assert_eq!(read(name, "1"), Ok(Annotations::default()), "{name}");
         }

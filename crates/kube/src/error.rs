@@ -1,97 +1,97 @@
-//! Why a manifest cannot be a request: what is wrong, where, and what is allowed.
+//! Errors of a manifest.
 
 use gpupool_core::FieldError;
 
-use crate::check::KNOWN;
-use crate::limits::SHOWN_CHARS;
+use crate::check::KNOWN_ANNOTATIONS;
+use crate::limits::MAX_SHOWN_CHARS;
 use crate::pod::KINDS_ALLOWED;
 
-/// Something in a manifest that is not allowed.
+/// Error in a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KubeError {
-    /// More than is read.
+    /// The manifest exceeds a limit.
     #[error("the manifest has more than {limit} {what}; split it into several files")]
     TooLarge {
-        /// Of what there is too much.
+        /// Unit of the limit.
         what: &'static str,
-        /// How much is read.
+        /// Limit.
         limit: usize,
     },
-    /// Neither YAML nor JSON.
-    #[error("{reason}{}", at(.place))]
+    /// The text is neither YAML nor JSON.
+    #[error("{reason}{}", location_suffix(.place))]
     Malformed {
-        /// Line and column, both counted from 1, where they are known.
+        /// Line and column, from 1, if known.
         place: Option<(u64, u64)>,
-        /// What the parser says.
+        /// Message of the parser.
         reason: String,
     },
-    /// Not a pod, and nothing that carries one.
-    #[error("kind: {kind:?} is not allowed, it must be one of {KINDS_ALLOWED}")]
+    /// The object is not a pod and contains none.
+    #[error("kind: {kind:?} is not supported; it must be one of {KINDS_ALLOWED}")]
     Kind {
-        /// What it is, with its API group where that is the reason.
+        /// Kind, with its API group if that is the reason.
         kind: String,
     },
-    /// A field of the manifest that is missing or not what Kubernetes says it is.
-    #[error("{path}: {value} is not allowed, it must be {allowed}")]
+    /// A field is missing or invalid.
+    #[error("{path}: {value} is not allowed; it must be {allowed}")]
     Field {
-        /// Where, from the top of the object: `spec.containers[0].resources`.
+        /// Path from the top of the object, such as `spec.containers[0].resources`.
         path: String,
-        /// What is there.
+        /// Value of the field.
         value: String,
-        /// What may be there.
+        /// Allowed values.
         allowed: &'static str,
     },
-    /// An annotation or label whose value is a number or a boolean.
-    #[error("{what} {name}: {value} is not a string, which Kubernetes rejects; quote it: {name}: \"{value}\"")]
+    /// The value of an annotation or label is a number or boolean.
+    #[error("{what} {name}: {value} is not a string, and Kubernetes rejects it; quote it: {name}: \"{value}\"")]
     NotAString {
         /// `annotation` or `label`.
         what: &'static str,
         name: String,
         value: String,
     },
-    /// An annotation's value.
-    #[error("annotation {name}: {value:?} is not allowed, it must be {allowed}")]
+    /// The value of an annotation is invalid.
+    #[error("annotation {name}: {value:?} is not allowed; it must be {allowed}")]
     Annotation { name: &'static str, value: String, allowed: &'static str },
-    /// A `kaiwo.ai/gpu-*` annotation that nobody knows.
-    #[error("annotation {name}: unknown{}", hint(.nearest))]
+    /// Unknown `kaiwo.ai/gpu-*` annotation.
+    #[error("annotation {name}: unknown{}", suggestion_suffix(.nearest))]
     UnknownAnnotation {
         name: String,
         value: String,
-        /// The known name it resembles, if there is one.
+        /// Known annotation that it resembles.
         nearest: Option<&'static str>,
     },
-    /// An annotation on the workload that its pods do not carry.
-    #[error("annotation {name}: {value:?} is on the {kind} itself, which its pods never see; move it to {path}")]
+    /// The annotation is on the workload instead of its pods.
+    #[error("annotation {name}: {value:?} is on the {kind}, not on its pods; move it to {path}")]
     Misplaced { name: String, value: String, kind: String, path: String },
-    /// A container's resource.
-    #[error("container {container}: resource {resource}: {value:?} is not allowed, it must be {allowed}")]
+    /// The value of a container's resource is invalid.
+    #[error("container {container}: resource {resource}: {value:?} is not allowed; it must be {allowed}")]
     Resource { container: String, resource: String, value: String, allowed: &'static str },
-    /// What containers ask for one by one is fine, what they ask for together is not.
-    #[error("resource {resource}: {value} is not allowed, {allowed}")]
-    Together {
-        /// The resource's name, or names.
+    /// The resources of the containers are valid one by one, but not together.
+    #[error("resource {resource}: {value} is not allowed; {allowed}")]
+    CombinedResources {
+        /// Name of the resource, or names.
         resource: String,
-        /// Who asks for what.
+        /// Requests of the containers.
         value: String,
         allowed: &'static str,
     },
-    /// An annotation and a resource that cannot both be meant.
+    /// An annotation and a resource contradict each other.
     #[error("annotation {annotation}: {annotated:?} contradicts resource {resource}: {requested:?}; {allowed}")]
     Contradiction {
         annotation: &'static str,
         annotated: String,
         resource: &'static str,
         requested: String,
-        /// What to write instead.
+        /// Correction.
         allowed: String,
     },
-    /// The request as a whole.
+    /// The request as a whole is invalid.
     #[error(transparent)]
     Request(#[from] FieldError),
 }
 
 impl KubeError {
-    /// A short name of what is wrong, for programs.
+    /// Returns the stable code of the error.
     pub const fn code(&self) -> &'static str {
         match self {
             Self::TooLarge { .. } => "too_large",
@@ -103,13 +103,13 @@ impl KubeError {
             Self::UnknownAnnotation { .. } => "unknown_annotation",
             Self::Misplaced { .. } => "misplaced_annotation",
             Self::Resource { .. } => "invalid_resource",
-            Self::Together { .. } => "invalid_resources",
+            Self::CombinedResources { .. } => "invalid_resources",
             Self::Contradiction { .. } => "contradiction",
             Self::Request(_) => "invalid_request",
         }
     }
 
-    /// Which annotation, resource or field.
+    /// Returns the annotation, resource or field.
     pub fn field(&self) -> String {
         match self {
             Self::TooLarge { what, .. } => (*what).to_owned(),
@@ -121,7 +121,7 @@ impl KubeError {
                 name.clone()
             }
             Self::Annotation { name, .. } => (*name).to_owned(),
-            Self::Resource { resource, .. } | Self::Together { resource, .. } => resource.clone(),
+            Self::Resource { resource, .. } | Self::CombinedResources { resource, .. } => resource.clone(),
             Self::Contradiction { annotation, resource, .. } => format!("{annotation}, {resource}"),
             Self::Request(error) => error.field.to_owned(),
         }
@@ -138,7 +138,7 @@ impl KubeError {
             | Self::UnknownAnnotation { value, .. }
             | Self::Misplaced { value, .. }
             | Self::Resource { value, .. }
-            | Self::Together { value, .. } => value.clone(),
+            | Self::CombinedResources { value, .. } => value.clone(),
             Self::Contradiction { annotated, requested, .. } => format!("{annotated}, {requested}"),
             Self::Request(error) => error.value.clone(),
         }
@@ -151,33 +151,33 @@ impl KubeError {
             Self::Kind { .. } => KINDS_ALLOWED.to_owned(),
             Self::NotAString { .. } => "a string: quote it".to_owned(),
             Self::UnknownAnnotation { nearest: Some(nearest), .. } => (*nearest).to_owned(),
-            Self::UnknownAnnotation { nearest: None, .. } => KNOWN.join(", "),
+            Self::UnknownAnnotation { nearest: None, .. } => KNOWN_ANNOTATIONS.join(", "),
             Self::Misplaced { path, .. } => format!("in {path}"),
             Self::Field { allowed, .. }
             | Self::Annotation { allowed, .. }
             | Self::Resource { allowed, .. }
-            | Self::Together { allowed, .. } => (*allowed).to_owned(),
+            | Self::CombinedResources { allowed, .. } => (*allowed).to_owned(),
             Self::Contradiction { allowed, .. } => allowed.clone(),
             Self::Request(error) => error.allowed.to_owned(),
         }
     }
 }
 
-/// A value as an error repeats it: not all of it where it is long.
-pub(crate) fn shown(value: &str) -> String {
-    match value.char_indices().nth(SHOWN_CHARS) {
+/// Shortens a value for a message.
+pub(crate) fn shortened(value: &str) -> String {
+    match value.char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &value[..end]),
         None => value.to_owned(),
     }
 }
 
-fn at(place: &Option<(u64, u64)>) -> String {
+fn location_suffix(place: &Option<(u64, u64)>) -> String {
     place.map_or_else(String::new, |(line, column)| format!(" (line {line}, column {column})"))
 }
 
-fn hint(nearest: &Option<&'static str>) -> String {
+fn suggestion_suffix(nearest: &Option<&'static str>) -> String {
     match nearest {
         Some(nearest) => format!("; did you mean {nearest}?"),
-        None => format!("; it must be one of {}", KNOWN.join(", ")),
+        None => format!("; it must be one of {}", KNOWN_ANNOTATIONS.join(", ")),
     }
 }

@@ -1,12 +1,11 @@
-//! What a Kubernetes manifest asks for, as a [`gpupool_core::Request`].
+//! Turns the pods of a Kubernetes manifest into [`gpupool_core::Request`]s.
 //!
-//! Pure: text in, verdicts out; no file, network or clock. The way of a manifest, file by file:
+//! Pure: no file, network or clock. Modules, in the order of processing:
 //!
-//! - `manifest`: text (YAML or JSON, one document or many) to trees of nodes, within `limits`;
-//! - `pod`: a tree to the few fields of its pod that matter here, whatever kind of workload carries the pod;
-//! - `resources`: what `amd.com/gpu`, `nvidia.com/gpu`, `cpu` and `memory` add up to, in [`Quantity`]s;
-//! - `check`: what the `kaiwo.ai/gpu-*` annotations say, put together with the resources, or why they contradict each
-//!   other.
+//! - `manifest`: parses text (YAML or JSON, one document or many) into trees of nodes, within `limits`;
+//! - `pod`: extracts the relevant fields of the pod, for every kind of workload;
+//! - `resources`: adds up `amd.com/gpu`, `nvidia.com/gpu`, `cpu` and `memory` in [`Quantity`]s;
+//! - `check`: combines the resources with the `kaiwo.ai/gpu-*` annotations, or reports contradictions.
 
 mod check;
 mod error;

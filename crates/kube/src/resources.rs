@@ -1,7 +1,7 @@
-//! What the containers of a pod ask for together: GPUs, host CPUs and host memory.
+//! GPUs, host CPUs and host memory of a pod's containers together.
 //!
-//! Containers count as in Kubernetes: the pod needs the sum of those that run side by side, or what an init container
-//! needs beside the sidecars started before it, whichever is more.
+//! Containers count as in Kubernetes: a pod needs the sum of the containers that run concurrently, or the needs of an
+//! init container plus the sidecars started before it, whichever is more.
 
 use std::collections::BTreeSet;
 use std::ops::Add;
@@ -9,164 +9,172 @@ use std::str::FromStr;
 
 use gpupool_core::{Bytes, MilliCpus, Vendor};
 
-use crate::error::{KubeError, shown};
-use crate::limits::{CPUS, MIN_THOUSANDTHS, QUANTITY_DIGITS, SHOWN_CONTAINERS, WHOLE_GPUS};
-use crate::pod::{Container, Pod, Resources, Role};
+use crate::error::{KubeError, shortened};
+use crate::limits::{MAX_CPUS, MAX_QUANTITY_DIGITS, MAX_SHOWN_CONTAINERS, MAX_WHOLE_GPUS, MIN_THOUSANDTHS};
+use crate::pod::{ContainerRole, PodContainer, PodFields, ResourceAmounts};
 
 const AMD: &str = "amd.com/gpu";
 const NVIDIA: &str = "nvidia.com/gpu";
 const GPUS_ALLOWED: &str = "1..=16 for whole GPUs, 100..=1000 for thousandths of one GPU, or 0 for none";
 const QUANTITY_ALLOWED: &str = "a quantity of at least 0 such as 2, 0.5, 500m, 16Gi or 1e9";
 
-/// What a pod's GPU resource says.
+/// GPU resource of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct AskedGpus {
-    /// `amd.com/gpu` or `nvidia.com/gpu`.
-    pub(crate) resource: &'static str,
-    pub(crate) amount: AskedAmount,
+pub(crate) struct GpuResource {
+    /// Name: `amd.com/gpu` or `nvidia.com/gpu`.
+    pub(crate) name: &'static str,
+    pub(crate) amount: ResourceAmount,
 }
 
-/// How much of GPUs.
+/// Amount of a GPU resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AskedAmount {
-    /// 0: none, in so many words.
+pub(crate) enum ResourceAmount {
+    /// Explicitly none: 0.
     None,
-    /// 1..=16.
+    /// Whole GPUs: 1..=16.
     Whole(u16),
-    /// 100..=1000.
+    /// Thousandths of one GPU: 100..=1000.
     Thousandths(u32),
 }
 
-impl AskedGpus {
+impl GpuResource {
     pub(crate) fn vendor(&self) -> Vendor {
-        if self.resource == AMD { Vendor::Amd } else { Vendor::Nvidia }
+        if self.name == AMD { Vendor::Amd } else { Vendor::Nvidia }
     }
 
-    /// The amount as Kubernetes has it.
+    /// Formats the amount as in the manifest.
     pub(crate) fn requested(&self) -> String {
         match self.amount {
-            AskedAmount::None => "0".to_owned(),
-            AskedAmount::Whole(count) => count.to_string(),
-            AskedAmount::Thousandths(count) => count.to_string(),
+            ResourceAmount::None => "0".to_owned(),
+            ResourceAmount::Whole(count) => count.to_string(),
+            ResourceAmount::Thousandths(count) => count.to_string(),
         }
     }
 }
 
-/// One container's GPUs, checked by themselves.
-struct Ask<'a> {
-    container: &'a Container,
+/// GPU resource of one container.
+struct ContainerGpus<'a> {
+    container: &'a PodContainer,
     resource: &'static str,
     count: u64,
 }
 
-/// The GPUs the pod's containers ask for; `None` where no container mentions any.
-pub(crate) fn gpus(pod: &Pod) -> Result<Option<AskedGpus>, KubeError> {
-    if let Some(name) = pod.resources.names().into_iter().find(|name| is_gpu(name)) {
-        let allowed = "on a container; a pod as a whole asks only for cpu and memory";
-        return Err(KubeError::Field { path: "spec.resources".to_owned(), value: shown(name), allowed });
+/// Returns the GPU resource of the pod; `None` if no container mentions one.
+pub(crate) fn pod_gpus(pod: &PodFields) -> Result<Option<GpuResource>, KubeError> {
+    if let Some(name) = pod.resources.names().into_iter().find(|name| is_gpu_resource(name)) {
+        let allowed = "on a container; resources of the whole pod are only cpu and memory";
+        return Err(KubeError::Field { path: "spec.resources".to_owned(), value: shortened(name), allowed });
     }
-    let mut asks = Vec::new();
+    let mut requests = Vec::new();
     for container in &pod.containers {
-        for name in container.resources.names().into_iter().filter(|name| is_gpu(name)) {
-            asks.push(ask(container, name)?);
+        for name in container.resources.names().into_iter().filter(|name| is_gpu_resource(name)) {
+            requests.push(parse_container_gpus(container, name)?);
         }
     }
-    let Some(mentioned) = asks.first().map(|ask| ask.resource) else { return Ok(None) };
-    asks.retain(|ask| ask.count > 0);
-    let Some(resource) = asks.first().map(|ask| ask.resource) else {
-        return Ok(Some(AskedGpus { resource: mentioned, amount: AskedAmount::None }));
+    let Some(mentioned) = requests.first().map(|gpus| gpus.resource) else { return Ok(None) };
+    requests.retain(|gpus| gpus.count > 0);
+    let Some(resource) = requests.first().map(|gpus| gpus.resource) else {
+        return Ok(Some(GpuResource { name: mentioned, amount: ResourceAmount::None }));
     };
-    if asks.iter().any(|ask| ask.resource != resource) {
-        return Err(together(&format!("{AMD}, {NVIDIA}"), &asks, "a pod uses the GPUs of one vendor"));
+    if requests.iter().any(|gpus| gpus.resource != resource) {
+        return Err(combined_error(&format!("{AMD}, {NVIDIA}"), &requests, "a pod can use GPUs of only one vendor"));
     }
-    let amount = if asks.iter().all(|ask| ask.count <= WHOLE_GPUS) {
-        AskedAmount::Whole(whole(resource, &asks)?)
+    let amount = if requests.iter().all(|gpus| gpus.count <= MAX_WHOLE_GPUS) {
+        ResourceAmount::Whole(sum_whole_gpus(resource, &requests)?)
     } else {
-        AskedAmount::Thousandths(thousandths(resource, &asks)?)
+        ResourceAmount::Thousandths(single_fraction(resource, &requests)?)
     };
-    Ok(Some(AskedGpus { resource, amount }))
+    Ok(Some(GpuResource { name: resource, amount }))
 }
 
-/// Whether a resource is a GPU or a part of one, ours or not: calling such a pod free of GPUs would be a lie.
-fn is_gpu(name: &str) -> bool {
+/// Returns whether a resource is a GPU or a part of one, also if we do not support it: such a pod does need a GPU.
+fn is_gpu_resource(name: &str) -> bool {
     ["amd.com/", NVIDIA, "nvidia.com/mig-", "gpu.intel.com/"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-fn ask<'a>(container: &'a Container, name: &str) -> Result<Ask<'a>, KubeError> {
+fn parse_container_gpus<'a>(container: &'a PodContainer, name: &str) -> Result<ContainerGpus<'a>, KubeError> {
     let refuse = |value: &str, allowed| KubeError::Resource {
         container: container.name.clone(),
-        resource: shown(name),
-        value: shown(value),
+        resource: shortened(name),
+        value: shortened(value),
         allowed,
     };
-    let Resources { requests, limits } = &container.resources;
+    let ResourceAmounts { requests, limits } = &container.resources;
     let (request, limit) = (requests.get(name), limits.get(name));
     let text = limit.or(request).map_or("0", String::as_str);
     let Some(resource) = [AMD, NVIDIA].into_iter().find(|known| *known == name) else {
-        return Err(refuse(text, "asked for as amd.com/gpu or nvidia.com/gpu"));
+        return Err(refuse(text, "requested as amd.com/gpu or nvidia.com/gpu"));
     };
-    let count = |text: &String| gpu_count(text).ok_or_else(|| refuse(text, GPUS_ALLOWED));
+    let count = |text: &String| parse_gpu_count(text).ok_or_else(|| refuse(text, GPUS_ALLOWED));
     let (requested, limited) = (request.map(count).transpose()?, limit.map(count).transpose()?);
     match (requested, limited) {
         (Some(requested), Some(limited)) if requested != limited => {
             Err(refuse(&format!("{requested} in requests, {limited} in limits"), "the same in requests and limits"))
         }
-        _ => Ok(Ask { container, resource, count: limited.or(requested).unwrap_or(0) }),
+        _ => Ok(ContainerGpus { container, resource, count: limited.or(requested).unwrap_or(0) }),
     }
 }
 
-fn gpu_count(text: &str) -> Option<u64> {
+fn parse_gpu_count(text: &str) -> Option<u64> {
     let count = u64::try_from(text.parse::<Quantity>().ok()?.whole()?).ok()?;
-    let allowed = count <= WHOLE_GPUS || (MIN_THOUSANDTHS..=1000).contains(&count);
+    let allowed = count <= MAX_WHOLE_GPUS || (MIN_THOUSANDTHS..=1000).contains(&count);
     allowed.then_some(count)
 }
 
-fn whole(resource: &str, asks: &[Ask<'_>]) -> Result<u16, KubeError> {
-    let total = total(asks.iter().map(|ask| (ask.container.role, ask.count)));
+fn sum_whole_gpus(resource: &str, requests: &[ContainerGpus<'_>]) -> Result<u16, KubeError> {
+    let total = peak_amount(requests.iter().map(|gpus| (gpus.container.role, gpus.count)));
     match u16::try_from(total) {
-        Ok(count) if total <= WHOLE_GPUS => Ok(count),
-        _ => Err(together(resource, asks, "the containers of a pod may have 16 whole GPUs together")),
+        Ok(count) if total <= MAX_WHOLE_GPUS => Ok(count),
+        _ => Err(combined_error(
+            resource,
+            requests,
+            "the containers of a pod can request at most 16 whole GPUs together",
+        )),
     }
 }
 
-/// Parts of a GPU do not add up across containers: nothing says that two halves are of the same GPU.
-fn thousandths(resource: &str, asks: &[Ask<'_>]) -> Result<u32, KubeError> {
-    if asks.iter().any(|ask| ask.count <= WHOLE_GPUS) {
-        return Err(together(
+/// Returns the fraction that a single container requests. Fractions of several containers do not add up: they need not
+/// be of the same GPU.
+fn single_fraction(resource: &str, requests: &[ContainerGpus<'_>]) -> Result<u32, KubeError> {
+    if requests.iter().any(|gpus| gpus.count <= MAX_WHOLE_GPUS) {
+        return Err(combined_error(
             resource,
-            asks,
-            "a pod asks either for whole GPUs or for thousandths of one, not for both",
+            requests,
+            "a pod can request either whole GPUs or thousandths of one, not both",
         ));
     }
-    let one_at_a_time = "only one container at a time may ask for thousandths of a GPU";
-    let (inits, apps): (Vec<_>, Vec<_>) = asks.iter().partition(|ask| ask.container.role == Role::Init);
-    let sidecar = asks.iter().position(|ask| ask.container.role == Role::Sidecar);
-    let beside_sidecar = sidecar.is_some_and(|at| asks[at..].iter().any(|ask| ask.container.role == Role::Init));
+    let one_at_a_time = "only one container at a time can request thousandths of a GPU";
+    let (inits, apps): (Vec<_>, Vec<_>) = requests.iter().partition(|gpus| gpus.container.role == ContainerRole::Init);
+    let sidecar = requests.iter().position(|gpus| gpus.container.role == ContainerRole::Sidecar);
+    let beside_sidecar =
+        sidecar.is_some_and(|at| requests[at..].iter().any(|gpus| gpus.container.role == ContainerRole::Init));
     if apps.len() > 1 || beside_sidecar {
-        return Err(together(resource, asks, one_at_a_time));
+        return Err(combined_error(resource, requests, one_at_a_time));
     }
-    let most = inits.into_iter().chain(apps).map(|ask| ask.count).max().unwrap_or(0);
+    let most = inits.into_iter().chain(apps).map(|gpus| gpus.count).max().unwrap_or(0);
     Ok(u32::try_from(most).unwrap_or(u32::MAX))
 }
 
-fn together(resource: &str, asks: &[Ask<'_>], allowed: &'static str) -> KubeError {
-    let who = |ask: &Ask<'_>| format!("container {} asks for {} {}", ask.container.name, ask.count, ask.resource);
-    let mut each: Vec<String> = asks.iter().take(SHOWN_CONTAINERS).map(who).collect();
-    if asks.len() > SHOWN_CONTAINERS {
-        each.push(format!("and {} more", asks.len() - SHOWN_CONTAINERS));
+fn combined_error(resource: &str, requests: &[ContainerGpus<'_>], allowed: &'static str) -> KubeError {
+    let describe = |gpus: &ContainerGpus<'_>| {
+        format!("container {} requests {} {}", gpus.container.name, gpus.count, gpus.resource)
+    };
+    let mut each: Vec<String> = requests.iter().take(MAX_SHOWN_CONTAINERS).map(describe).collect();
+    if requests.len() > MAX_SHOWN_CONTAINERS {
+        each.push(format!("and {} more", requests.len() - MAX_SHOWN_CONTAINERS));
     }
-    KubeError::Together { resource: resource.to_owned(), value: each.join(", "), allowed }
+    KubeError::CombinedResources { resource: resource.to_owned(), value: each.join(", "), allowed }
 }
 
-/// The host's CPUs and memory that the pod needs.
-pub(crate) fn host(pod: &Pod) -> Result<(MilliCpus, Bytes), KubeError> {
+/// Returns the host CPUs and memory of the pod.
+pub(crate) fn host_resources(pod: &PodFields) -> Result<(MilliCpus, Bytes), KubeError> {
     let too_much = |resource: &str, allowed| {
         let value = "the sum over the containers".to_owned();
-        KubeError::Together { resource: resource.to_owned(), value, allowed }
+        KubeError::CombinedResources { resource: resource.to_owned(), value, allowed }
     };
-    let cpus = needed(pod, "cpu")?.thousandths_up();
-    let memory = needed(pod, "memory")?.units_up();
-    if cpus > u128::from(CPUS) * 1000 {
+    let cpus = scheduled_amount(pod, "cpu")?.thousandths_up();
+    let memory = scheduled_amount(pod, "memory")?.units_up();
+    if cpus > u128::from(MAX_CPUS) * 1000 {
         return Err(too_much("cpu", "it must be at most 1000000000"));
     }
     if memory > i64::MAX as u128 {
@@ -175,98 +183,99 @@ pub(crate) fn host(pod: &Pod) -> Result<(MilliCpus, Bytes), KubeError> {
     Ok((MilliCpus(cpus as u64), Bytes(memory as u64)))
 }
 
-/// What Kubernetes would schedule by: requests, or limits where there is no request; the pod's own before the sum.
-fn needed(pod: &Pod, resource: &str) -> Result<Quantity, KubeError> {
+/// Returns the amount that Kubernetes schedules by: requests, or limits without requests; those of the pod replace the
+/// sum.
+fn scheduled_amount(pod: &PodFields, resource: &str) -> Result<Quantity, KubeError> {
     if let Some(text) = pod.resources.requests.get(resource) {
-        return amount("(the pod as a whole)", resource, text);
+        return parse_amount("(the pod as a whole)", resource, text);
     }
     let mut parts = Vec::new();
     for container in &pod.containers {
-        let Resources { requests, limits } = &container.resources;
+        let ResourceAmounts { requests, limits } = &container.resources;
         if let Some(text) = requests.get(resource).or_else(|| limits.get(resource)) {
-            parts.push((container.role, amount(&container.name, resource, text)?));
+            parts.push((container.role, parse_amount(&container.name, resource, text)?));
         }
     }
     match pod.resources.limits.get(resource) {
-        Some(text) if parts.is_empty() => amount("(the pod as a whole)", resource, text),
-        _ => Ok(total(parts.into_iter())),
+        Some(text) if parts.is_empty() => parse_amount("(the pod as a whole)", resource, text),
+        _ => Ok(peak_amount(parts.into_iter())),
     }
 }
 
-fn amount(container: &str, resource: &str, text: &str) -> Result<Quantity, KubeError> {
+fn parse_amount(container: &str, resource: &str, text: &str) -> Result<Quantity, KubeError> {
     text.parse().ok().filter(|quantity: &Quantity| !quantity.is_negative()).ok_or_else(|| KubeError::Resource {
         container: container.to_owned(),
         resource: resource.to_owned(),
-        value: shown(text),
+        value: shortened(text),
         allowed: QUANTITY_ALLOWED,
     })
 }
 
-/// What a pod needs at its peak. Init containers and sidecars come first, in the order they start.
-fn total<T: Copy + Default + Ord + Add<Output = T>>(parts: impl Iterator<Item = (Role, T)>) -> T {
+/// Returns the peak need of a pod. Init containers and sidecars come first, in the order of their start.
+fn peak_amount<T: Copy + Default + Ord + Add<Output = T>>(parts: impl Iterator<Item = (ContainerRole, T)>) -> T {
     let (mut running, mut peak) = (T::default(), T::default());
     for (role, part) in parts {
         match role {
-            Role::Init => peak = peak.max(running + part),
-            Role::Sidecar | Role::App => running = running + part,
+            ContainerRole::Init => peak = peak.max(running + part),
+            ContainerRole::Sidecar | ContainerRole::App => running = running + part,
         }
     }
     peak.max(running)
 }
 
-impl Resources {
+impl ResourceAmounts {
     fn names(&self) -> BTreeSet<&str> {
         self.requests.keys().chain(self.limits.keys()).map(String::as_str).collect()
     }
 }
 
-// Kubernetes quantities (`500m`, `16Gi`, `1e9`), read exactly.
+// Kubernetes quantities (`500m`, `16Gi`, `1e9`), parsed exactly.
 //
-// As in Kubernetes a quantity is a multiple of 10⁻⁹, anything finer rounded away from zero, and never beyond ±(2⁶³−1).
-// Stricter than Kubernetes in two things nobody writes: there must be a digit (`Gi` alone is not zero), and no more
-// than 20 of them may count.
+// As in Kubernetes, a quantity is a multiple of 10⁻⁹ within ±(2⁶³−1); finer values are rounded away from zero. In two
+// cases the parser is stricter: a quantity needs a digit (`Gi` alone is not zero), and at most 20 digits are
+// significant.
 
-const NANOS: i128 = 1_000_000_000;
-const CAP: u128 = i64::MAX as u128 * NANOS as u128;
+const NANOS_PER_UNIT: i128 = 1_000_000_000;
+const MAX_NANOS: u128 = i64::MAX as u128 * NANOS_PER_UNIT as u128;
 
-/// An amount of something, exact to a billionth.
+/// Amount, exact to a billionth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quantity {
     nanos: i128,
 }
 
-/// The text is not a quantity.
+/// Error: the text is not a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a quantity such as 2, 0.5, 500m, 16Gi or 1e9")]
 pub struct InvalidQuantity;
 
 impl Quantity {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self { nanos: 0 };
 
-    /// In billionths, exactly.
+    /// Returns the exact amount in billionths.
     pub const fn nanos(self) -> i128 {
         self.nanos
     }
 
-    /// Whether it is below zero.
+    /// Returns whether the quantity is below zero.
     pub const fn is_negative(self) -> bool {
         self.nanos < 0
     }
 
-    /// The whole number it is, if it is one.
+    /// Returns the quantity as a whole number, if it is one.
     pub const fn whole(self) -> Option<i128> {
-        if self.nanos % NANOS == 0 { Some(self.nanos / NANOS) } else { None }
+        if self.nanos % NANOS_PER_UNIT == 0 { Some(self.nanos / NANOS_PER_UNIT) } else { None }
     }
 
-    /// Units, rounded up; nothing where it is negative.
+    /// Returns whole units, rounded up; 0 if negative.
     pub fn units_up(self) -> u128 {
-        self.nanos.max(0).unsigned_abs().div_ceil(NANOS.unsigned_abs())
+        self.nanos.max(0).unsigned_abs().div_ceil(NANOS_PER_UNIT.unsigned_abs())
     }
 
-    /// Thousandths, rounded up; nothing where it is negative.
+    /// Returns thousandths, rounded up; 0 if negative.
     pub fn thousandths_up(self) -> u128 {
-        self.nanos.max(0).unsigned_abs().div_ceil(NANOS.unsigned_abs() / 1000)
+        self.nanos.max(0).unsigned_abs().div_ceil(NANOS_PER_UNIT.unsigned_abs() / 1000)
     }
 }
 
@@ -293,20 +302,20 @@ impl FromStr for Quantity {
         if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
             return Err(InvalidQuantity);
         }
-        let scale = Scale::from_suffix(suffix).ok_or(InvalidQuantity)?;
-        let nanos = nanos(whole, fraction, scale)?.min(CAP) as i128;
+        let scale = QuantityScale::from_suffix(suffix).ok_or(InvalidQuantity)?;
+        let nanos = scaled_nanos(whole, fraction, scale)?.min(MAX_NANOS) as i128;
         Ok(Self { nanos: if negative { -nanos } else { nanos } })
     }
 }
 
-/// What a suffix multiplies by: 2^twos × 10^tens.
+/// Multiplier of a suffix: 2^twos × 10^tens.
 #[derive(Clone, Copy)]
-struct Scale {
+struct QuantityScale {
     twos: u32,
     tens: i64,
 }
 
-impl Scale {
+impl QuantityScale {
     fn from_suffix(suffix: &str) -> Option<Self> {
         let binary = |twos| Some(Self { twos, tens: 0 });
         let decimal = |tens| Some(Self { twos: 0, tens });
@@ -332,19 +341,19 @@ impl Scale {
     }
 }
 
-/// |value| in billionths, rounded up; anything at all where it is above [`CAP`], as long as it is above.
-fn nanos(whole: &str, fraction: &str, scale: Scale) -> Result<u128, InvalidQuantity> {
+/// Returns the absolute value in billionths, rounded up, or any value above [`MAX_NANOS`] if it is larger.
+fn scaled_nanos(whole: &str, fraction: &str, scale: QuantityScale) -> Result<u128, InvalidQuantity> {
     let all = format!("{whole}{fraction}");
     let counted = all.trim_start_matches('0').trim_end_matches('0');
     if counted.is_empty() {
         return Ok(0);
     }
-    if counted.len() > QUANTITY_DIGITS {
+    if counted.len() > MAX_QUANTITY_DIGITS {
         return Err(InvalidQuantity);
     }
     let trailing_zeros = all.len() - all.trim_end_matches('0').len();
     let mantissa: u128 = counted.parse().map_err(|_| InvalidQuantity)?;
-    // 20 digits are below 2^67 and the largest suffix is 2^60: this fits 128 bits.
+    // 20 digits are below 2^67 and the largest suffix is 2^60, so the product fits 128 bits.
     let numerator = mantissa << scale.twos;
     let tens = scale.tens.saturating_add(9 + trailing_zeros as i64 - fraction.len() as i64);
     let power = u32::try_from(tens.unsigned_abs()).ok().and_then(|tens| 10_u128.checked_pow(tens));
@@ -362,99 +371,141 @@ mod tests {
 
     use super::*;
 
-    fn pod(containers: &[(Role, &str, &str)]) -> Pod {
-        let container = |(index, (role, resource, value)): (usize, &(Role, &str, &str))| Container {
+    fn pod(containers: &[(ContainerRole, &str, &str)]) -> PodFields {
+        let container = |(index, (role, resource, value)): (usize, &(ContainerRole, &str, &str))| PodContainer {
             name: format!("c{index}"),
             role: *role,
-            resources: Resources {
+            resources: ResourceAmounts {
                 requests: BTreeMap::new(),
                 limits: BTreeMap::from([((*resource).to_owned(), (*value).to_owned())]),
             },
         };
-        Pod {
+        PodFields {
             annotations: BTreeMap::new(),
             labels: BTreeMap::new(),
             containers: containers.iter().enumerate().map(container).collect(),
-            resources: Resources::default(),
+            resources: ResourceAmounts::default(),
             priority: 0,
             deadline_secs: None,
         }
     }
 
-    fn asked(containers: &[(Role, &str, &str)]) -> Result<Option<AskedAmount>, String> {
-        gpus(&pod(containers)).map(|asked| asked.map(|asked| asked.amount)).map_err(|error| error.to_string())
+    fn requested_amount(containers: &[(ContainerRole, &str, &str)]) -> Result<Option<ResourceAmount>, String> {
+        pod_gpus(&pod(containers))
+            .map(|requested_amount| requested_amount.map(|requested_amount| requested_amount.amount))
+            .map_err(|error| error.to_string())
     }
 
     #[test]
     fn one_to_sixteen_are_whole_gpus_and_hundred_to_thousand_are_thousandths() {
         for (text, amount) in [
-            ("0", AskedAmount::None),
-            ("1", AskedAmount::Whole(1)),
-            ("16", AskedAmount::Whole(16)),
-            ("2000m", AskedAmount::Whole(2)),
-            ("100", AskedAmount::Thousandths(100)),
-            ("1000", AskedAmount::Thousandths(1000)),
-            ("1e3", AskedAmount::Thousandths(1000)),
+            ("0", ResourceAmount::None),
+            ("1", ResourceAmount::Whole(1)),
+            ("16", ResourceAmount::Whole(16)),
+            ("2000m", ResourceAmount::Whole(2)),
+            ("100", ResourceAmount::Thousandths(100)),
+            ("1000", ResourceAmount::Thousandths(1000)),
+            ("1e3", ResourceAmount::Thousandths(1000)),
         ] {
-            assert_eq!(asked(&[(Role::App, AMD, text)]), Ok(Some(amount)), "{text}");
+            assert_eq!(requested_amount(&[(ContainerRole::App, AMD, text)]), Ok(Some(amount)), "{text}");
         }
         for text in ["17", "99", "1001", "-1", "0.5", "500m", "1Gi", "one", ""] {
-            let error = asked(&[(Role::App, NVIDIA, text)]).unwrap_err();
+            let error = requested_amount(&[(ContainerRole::App, NVIDIA, text)]).unwrap_err();
             assert!(error.contains(NVIDIA) && error.contains("100..=1000") && error.contains("c0"), "{text}: {error}");
         }
     }
 
     #[test]
-    fn whole_gpus_of_containers_add_up_and_an_init_container_counts_by_itself() {
-        let whole = |containers: &[(Role, &str, &str)]| asked(containers).unwrap();
-        assert_eq!(whole(&[(Role::App, AMD, "2"), (Role::App, AMD, "3")]), Some(AskedAmount::Whole(5)));
-        assert_eq!(whole(&[(Role::Init, AMD, "4"), (Role::App, AMD, "3")]), Some(AskedAmount::Whole(4)));
-        assert_eq!(whole(&[(Role::Sidecar, AMD, "1"), (Role::App, AMD, "3")]), Some(AskedAmount::Whole(4)));
+    fn whole_gpus_add_up_and_init_containers_count_separately() {
+        let whole = |containers: &[(ContainerRole, &str, &str)]| requested_amount(containers).unwrap();
         assert_eq!(
-            whole(&[(Role::Sidecar, AMD, "1"), (Role::Init, AMD, "4"), (Role::App, AMD, "3")]),
-            Some(AskedAmount::Whole(5))
+            whole(&[(ContainerRole::App, AMD, "2"), (ContainerRole::App, AMD, "3")]),
+            Some(ResourceAmount::Whole(5))
         );
         assert_eq!(
-            whole(&[(Role::Init, AMD, "4"), (Role::Sidecar, AMD, "1"), (Role::App, AMD, "2")]),
-            Some(AskedAmount::Whole(4))
+            whole(&[(ContainerRole::Init, AMD, "4"), (ContainerRole::App, AMD, "3")]),
+            Some(ResourceAmount::Whole(4))
         );
-        assert!(asked(&[(Role::App, AMD, "9"), (Role::App, AMD, "8")]).unwrap_err().contains("16 whole GPUs"));
+        assert_eq!(
+            whole(&[(ContainerRole::Sidecar, AMD, "1"), (ContainerRole::App, AMD, "3")]),
+            Some(ResourceAmount::Whole(4))
+        );
+        assert_eq!(
+            whole(&[
+                (ContainerRole::Sidecar, AMD, "1"),
+                (ContainerRole::Init, AMD, "4"),
+                (ContainerRole::App, AMD, "3")
+            ]),
+            Some(ResourceAmount::Whole(5))
+        );
+        assert_eq!(
+            whole(&[
+                (ContainerRole::Init, AMD, "4"),
+                (ContainerRole::Sidecar, AMD, "1"),
+                (ContainerRole::App, AMD, "2")
+            ]),
+            Some(ResourceAmount::Whole(4))
+        );
+        assert!(
+            requested_amount(&[(ContainerRole::App, AMD, "9"), (ContainerRole::App, AMD, "8")])
+                .unwrap_err()
+                .contains("16 whole GPUs")
+        );
     }
 
     #[test]
-    fn thousandths_belong_to_one_container_at_a_time() {
-        let halves = asked(&[(Role::App, AMD, "500"), (Role::App, AMD, "250")]).unwrap_err();
+    fn only_one_container_at_a_time_can_request_a_fraction() {
+        let halves =
+            requested_amount(&[(ContainerRole::App, AMD, "500"), (ContainerRole::App, AMD, "250")]).unwrap_err();
         assert!(
-            halves.contains("container c0 asks for 500") && halves.contains("container c1 asks for 250"),
+            halves.contains("container c0 requests 500") && halves.contains("container c1 requests 250"),
             "{halves}"
         );
-        assert!(asked(&[(Role::Sidecar, AMD, "500"), (Role::Init, AMD, "500")]).is_err());
-        assert!(asked(&[(Role::App, AMD, "500"), (Role::App, AMD, "1")]).is_err());
-        let one = asked(&[(Role::Init, AMD, "250"), (Role::Init, AMD, "700"), (Role::App, AMD, "500")]);
-        assert_eq!(one, Ok(Some(AskedAmount::Thousandths(700))));
+        assert!(requested_amount(&[(ContainerRole::Sidecar, AMD, "500"), (ContainerRole::Init, AMD, "500")]).is_err());
+        assert!(requested_amount(&[(ContainerRole::App, AMD, "500"), (ContainerRole::App, AMD, "1")]).is_err());
+        let one = requested_amount(&[
+            (ContainerRole::Init, AMD, "250"),
+            (ContainerRole::Init, AMD, "700"),
+            (ContainerRole::App, AMD, "500"),
+        ]);
+        assert_eq!(one, Ok(Some(ResourceAmount::Thousandths(700))));
     }
 
     #[test]
-    fn two_vendors_and_parts_we_do_not_lease_are_refused_by_name() {
-        let two = asked(&[(Role::App, AMD, "1"), (Role::App, NVIDIA, "1")]).unwrap_err();
+    fn two_vendors_and_unsupported_resources_are_refused_by_name() {
+        let two = requested_amount(&[(ContainerRole::App, AMD, "1"), (ContainerRole::App, NVIDIA, "1")]).unwrap_err();
         assert!(two.contains(AMD) && two.contains(NVIDIA) && two.contains("one vendor"), "{two}");
-        assert_eq!(asked(&[(Role::App, AMD, "0"), (Role::App, NVIDIA, "1")]), Ok(Some(AskedAmount::Whole(1))));
+        assert_eq!(
+            requested_amount(&[(ContainerRole::App, AMD, "0"), (ContainerRole::App, NVIDIA, "1")]),
+            Ok(Some(ResourceAmount::Whole(1)))
+        );
         for name in ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared", "amd.com/cpx_nps4", "gpu.intel.com/i915"] {
-            assert!(asked(&[(Role::App, name, "1")]).unwrap_err().contains(name));
+            assert!(requested_amount(&[(ContainerRole::App, name, "1")]).unwrap_err().contains(name));
         }
-        assert_eq!(asked(&[(Role::App, "nvidia.com/hostdev", "1")]), Ok(None));
+        assert_eq!(requested_amount(&[(ContainerRole::App, "nvidia.com/hostdev", "1")]), Ok(None));
     }
 
     #[test]
     fn host_resources_are_summed_exactly_and_rounded_up_once() {
-        let cpus = pod(&[(Role::App, "cpu", "0.1m"), (Role::App, "cpu", "0.1m"), (Role::App, "cpu", "1")]);
-        assert_eq!(host(&cpus), Ok((MilliCpus(1001), Bytes::ZERO)));
-        let memory = pod(&[(Role::Init, "memory", "1Gi"), (Role::App, "memory", "0.5"), (Role::App, "memory", "0.5")]);
-        assert_eq!(host(&memory), Ok((MilliCpus::ZERO, Bytes(1 << 30))));
-        let error = host(&pod(&[(Role::App, "memory", "-1")])).unwrap_err().to_string();
+        let cpus = pod(&[
+            (ContainerRole::App, "cpu", "0.1m"),
+            (ContainerRole::App, "cpu", "0.1m"),
+            (ContainerRole::App, "cpu", "1"),
+        ]);
+        assert_eq!(host_resources(&cpus), Ok((MilliCpus(1001), Bytes::ZERO)));
+        let memory = pod(&[
+            (ContainerRole::Init, "memory", "1Gi"),
+            (ContainerRole::App, "memory", "0.5"),
+            (ContainerRole::App, "memory", "0.5"),
+        ]);
+        assert_eq!(host_resources(&memory), Ok((MilliCpus::ZERO, Bytes(1 << 30))));
+        let error = host_resources(&pod(&[(ContainerRole::App, "memory", "-1")])).unwrap_err().to_string();
         assert!(error.contains("memory") && error.contains("-1"), "{error}");
-        assert!(host(&pod(&[(Role::App, "cpu", "1e10")])).is_err());
-        assert!(host(&pod(&[(Role::App, "memory", "8Ei"), (Role::App, "memory", "1")])).is_err());
+        assert!(host_resources(&pod(&[(ContainerRole::App, "cpu", "1e10")])).is_err());
+        assert!(
+            host_resources(&pod(&[(ContainerRole::App, "memory", "8Ei"), (ContainerRole::App, "memory", "1")]))
+                .is_err()
+        );
     }
 
     fn nanos(text: &str) -> Option<i128> {
@@ -462,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn every_suffix_means_what_kubernetes_means_by_it() {
+    fn every_suffix_means_the_same_as_in_kubernetes() {
         for (text, units) in [
             ("2", 2),
             ("+2", 2),
@@ -482,23 +533,23 @@ mod tests {
             (" 1Ki ", 1_024),
             ("7Ei", 7 << 60),
         ] {
-            assert_eq!(nanos(text), Some(units * NANOS), "{text}");
+            assert_eq!(nanos(text), Some(units * NANOS_PER_UNIT), "{text}");
         }
-        assert_eq!(nanos(".5"), Some(NANOS / 2));
-        assert_eq!(nanos("500m"), Some(NANOS / 2));
+        assert_eq!(nanos(".5"), Some(NANOS_PER_UNIT / 2));
+        assert_eq!(nanos("500m"), Some(NANOS_PER_UNIT / 2));
     }
 
     #[test]
-    fn what_is_finer_than_a_billionth_rounds_up_and_what_is_huge_is_capped() {
+    fn values_finer_than_a_billionth_round_up_and_huge_ones_are_capped() {
         assert_eq!(nanos("1e-12"), Some(1));
         assert_eq!(nanos("0.1n"), Some(1));
         assert_eq!(nanos("-0.1n"), Some(-1));
         assert_eq!(nanos("1e-999999999999"), Some(1));
-        assert_eq!(nanos("1.0000000001"), Some(NANOS + 1));
-        assert_eq!(nanos("8Ei"), Some(CAP as i128));
-        assert_eq!(nanos("1e999999999999"), Some(CAP as i128));
+        assert_eq!(nanos("1.0000000001"), Some(NANOS_PER_UNIT + 1));
+        assert_eq!(nanos("8Ei"), Some(MAX_NANOS as i128));
+        assert_eq!(nanos("1e999999999999"), Some(MAX_NANOS as i128));
         assert_eq!(nanos("0e999999999999"), Some(0));
-        assert_eq!(nanos("99999999999999999999Ei"), Some(CAP as i128));
+        assert_eq!(nanos("99999999999999999999Ei"), Some(MAX_NANOS as i128));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What `gpupool map` is asked for.
+//! Options of `gpupool map`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -7,173 +7,173 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::feeder::Named;
-use super::stop::Halt;
-use crate::connect::Connect;
-use crate::output::WrongUsage;
-use crate::units::{duration, mebibytes, some_time};
-use crate::wish::Wish;
+use super::run_stopper::HaltRule;
+use super::task_feeder::ArgumentSource;
+use crate::endpoint_args::EndpointArgs;
+use crate::output::UsageError;
+use crate::request_args::RequestArgs;
+use crate::units::{parse_duration, parse_mebibytes, parse_nonzero_duration};
 
-/// Most that `--queue-size` can ask for: all of them are held.
-const QUEUE_MOST: usize = 1_000_000;
-/// Most workers of a run.
-const WORKERS_MOST: u32 = 4_096;
+/// Upper limit of `--queue-size`; the whole queue is held in memory.
+const MAX_QUEUE_SIZE: usize = 1_000_000;
+/// Upper limit of `--jobs`.
+const MAX_WORKERS: u32 = 4_096;
 
 const TASKS: &str = "Tasks";
-const LIMITS: &str = "Time and limits";
-const LOG: &str = "Order, log and output";
+const LIMITS: &str = "Limits";
+const LOG: &str = "Output and log";
 
-/// What to run, for which arguments, on which GPUs.
+/// Options of `gpupool map`.
 #[derive(Args)]
-pub(crate) struct Map {
+pub(crate) struct MapArgs {
     #[command(flatten)]
-    pub(super) wish: Wish,
+    pub(super) request_args: RequestArgs,
     #[command(flatten)]
-    pub(super) connect: Connect,
+    pub(super) endpoint_args: EndpointArgs,
 
-    /// Workers on each GPU, so many tasks at once; 1 unless given. With --gpus 0: workers in all, one for each CPU unless given.
-    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MOST)), help_heading = TASKS)]
+    /// Concurrent tasks per GPU [default: 1]; with --gpus 0, concurrent tasks in all [default: one per CPU].
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WORKERS)), help_heading = TASKS)]
     pub(super) jobs: Option<u32>,
-    /// A file with an argument in each line; - is standard input. May be given several times, as `::::` with several files.
+    /// File with one argument per line; - for standard input. Repeat for several sources, as after `::::`.
     #[arg(long, short = 'a', value_name = "FILE", help_heading = TASKS)]
     pub(super) arg_file: Vec<PathBuf>,
-    /// Arguments end with a zero byte and not with a line.
+    /// Separate the arguments in files by NUL bytes instead of newlines.
     #[arg(long, short = '0', help_heading = TASKS)]
     pub(super) null: bool,
-    /// COMMAND is a worker, started once and given a task for each argument. What it speaks on its input and output.
+    /// Start COMMAND once per worker and send it the arguments.
     #[arg(long, value_name = "HOW", help_heading = TASKS)]
-    pub(super) speaks: Option<Speaks>,
-    /// How often a task that failed is tried again.
+    pub(super) speaks: Option<WorkerDialect>,
+    /// Number of retries of a failed task.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = TASKS)]
     pub(super) retries: u32,
-    /// When to give up: now or soon, with fail=N, fail=N%, success=N or done=N, such as now,fail=1.
-    #[arg(long, value_name = "WHEN,WHY", default_value = "never", value_parser = str::parse::<Halt>, help_heading = TASKS)]
-    pub(super) halt: Halt,
-    /// How many tasks are read ahead; 1024 unless given.
-    #[arg(long, value_name = "N", value_parser = queue_size, help_heading = TASKS)]
+    /// Stop early: now or soon, then fail=N, fail=N%, success=N or done=N, such as now,fail=1.
+    #[arg(long, value_name = "WHEN,WHY", default_value = "never", value_parser = str::parse::<HaltRule>, help_heading = TASKS)]
+    pub(super) halt: HaltRule,
+    /// Number of tasks to read ahead, up to 1000000 [default: 1024].
+    #[arg(long, value_name = "N", value_parser = parse_queue_size, help_heading = TASKS)]
     pub(super) queue_size: Option<usize>,
-    /// Print what would be run, and run nothing.
+    /// Print the commands without running them.
     #[arg(long, help_heading = TASKS)]
     pub(super) dry_run: bool,
 
-    /// How long a task may take: 90s, 10m. It is then told to end.
-    #[arg(long, short = 't', value_name = "TIME", value_parser = some_time, help_heading = LIMITS)]
+    /// Time limit of a task, such as 90s or 10m; afterwards the task gets SIGTERM.
+    #[arg(long, short = 't', value_name = "TIME", value_parser = parse_nonzero_duration, help_heading = LIMITS)]
     pub(super) timeout: Option<Duration>,
-    /// How long a task that was told to end may take before it is killed; 10 s unless given.
-    #[arg(long, value_name = "TIME", value_parser = duration, help_heading = LIMITS)]
+    /// Time between SIGTERM and SIGKILL when a task is stopped [default: 10s].
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = LIMITS)]
     pub(super) kill_after: Option<Duration>,
-    /// How long a worker may take until it is ready.
-    #[arg(long, value_name = "TIME", value_parser = some_time, help_heading = LIMITS)]
+    /// Time limit for a worker to become ready.
+    #[arg(long, value_name = "TIME", value_parser = parse_nonzero_duration, help_heading = LIMITS)]
     pub(super) setup_timeout: Option<Duration>,
-    /// How long a worker lives before another takes its place, between two tasks.
-    #[arg(long, value_name = "TIME", value_parser = some_time, help_heading = LIMITS)]
+    /// Lifetime of a worker, which is then replaced between two tasks.
+    #[arg(long, value_name = "TIME", value_parser = parse_nonzero_duration, help_heading = LIMITS)]
     pub(super) worker_lifetime: Option<Duration>,
-    /// Most host memory of a worker and all it starts: 4GiB.
-    #[arg(long, value_name = "SIZE", value_parser = mebibytes, help_heading = LIMITS)]
+    /// Host memory limit of a worker and its processes, such as 4GiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_mebibytes, help_heading = LIMITS)]
     pub(super) worker_memory: Option<u64>,
-    /// Most GPU memory of a worker and all it starts, as the agent sees it: 8GiB.
-    #[arg(long, value_name = "SIZE", value_parser = mebibytes, help_heading = LIMITS)]
+    /// GPU memory limit of a worker and its processes, such as 8GiB, as measured by the agent.
+    #[arg(long, value_name = "SIZE", value_parser = parse_mebibytes, help_heading = LIMITS)]
     pub(super) gpu_memory_limit: Option<u64>,
-    /// Most CPU time of a task.
-    #[arg(long, value_name = "TIME", value_parser = some_time, help_heading = LIMITS)]
+    /// CPU time limit of a task.
+    #[arg(long, value_name = "TIME", value_parser = parse_nonzero_duration, help_heading = LIMITS)]
     pub(super) cpu_time: Option<Duration>,
-    /// Most processes and threads of a worker and all it starts.
+    /// Limit on the processes and threads of a worker.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = LIMITS)]
     pub(super) processes: Option<u64>,
 
-    /// Output in the order of the arguments, not as tasks end.
+    /// Print output in the order of the arguments.
     #[arg(long, short, help_heading = LOG)]
     pub(super) keep_order: bool,
-    /// Write a line for each task that is over to this file, in the columns of GNU parallel.
+    /// Log each finished task to this file, in the format of GNU parallel.
     #[arg(long, value_name = "FILE", help_heading = LOG)]
     pub(super) joblog: Option<PathBuf>,
-    /// Skip what the job log says is over.
+    /// Skip the tasks in the job log.
     #[arg(long, requires = "joblog", help_heading = LOG)]
     pub(super) resume: bool,
-    /// Skip what the job log says is done, and do again what failed.
+    /// Skip the successful tasks in the job log and repeat the failed ones.
     #[arg(long, requires = "joblog", help_heading = LOG)]
     pub(super) resume_failed: bool,
-    /// Tasks write straight to the output, mixed as it comes.
+    /// Let tasks write directly to the output, interleaved.
     #[arg(long, short, conflicts_with_all = ["keep_order", "tag", "json", "speaks"], help_heading = LOG)]
     pub(super) ungroup: bool,
-    /// Begin each line of a task's output with its argument and a tab.
+    /// Prefix each line of output with the argument and a tab.
     #[arg(long, help_heading = LOG)]
     pub(super) tag: bool,
-    /// What happens, as a line of JSON for each event.
+    /// Print events as JSON lines.
     #[arg(long, conflicts_with = "tag", help_heading = LOG)]
     pub(super) json: bool,
-    /// Show progress with --quiet or --json too, in plain lines there.
+    /// Show progress even with --quiet or --json, as plain lines.
     #[arg(long, overrides_with = "no_progress", help_heading = LOG)]
     pub(super) progress: bool,
-    /// Show no progress.
+    /// Hide progress.
     #[arg(long, overrides_with = "progress", help_heading = LOG)]
     pub(super) no_progress: bool,
-    /// Say nothing but what went wrong.
+    /// Print only warnings and errors.
     #[arg(long, short, help_heading = LOG)]
     pub(super) quiet: bool,
 
-    /// The command, then `::: ARGUMENT…` or `:::: FILE…`; without them, a task for each line of standard input.
+    /// Command, followed by `::: ARGUMENT…` or `:::: FILE…`; without them, standard input has one argument per line.
     #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) words: Vec<OsString>,
 }
 
-/// What a worker speaks.
+/// Protocol of a worker on its standard input and output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Speaks {
-    /// A line in for each task, a line out for each result.
+pub(crate) enum WorkerDialect {
+    /// One line per task and one line per result.
     Lines,
     /// The protocol of docs/worker-protocol.md.
     Frames,
 }
 
-/// The command, and where its arguments come from.
+/// Command and the sources of its arguments.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Work {
+pub(super) struct MapInput {
     pub command: Vec<OsString>,
-    pub sources: Vec<Named>,
+    pub sources: Vec<ArgumentSource>,
 }
 
-impl Map {
-    /// Takes the words apart at `:::` and `::::`.
-    pub(super) fn work(&self) -> Result<Work, WrongUsage> {
+impl MapArgs {
+    /// Splits the words at `:::` and `::::`.
+    pub(super) fn split_words(&self) -> Result<MapInput, UsageError> {
         let is_mark = |word: &&OsString| word.as_bytes().starts_with(b":::");
         let command: Vec<OsString> = self.words.iter().take_while(|word| !is_mark(word)).cloned().collect();
-        let mut sources: Vec<Named> = self.arg_file.iter().cloned().map(Named::File).collect();
+        let mut sources: Vec<ArgumentSource> = self.arg_file.iter().cloned().map(ArgumentSource::File).collect();
         let mut rest = self.words[command.len()..].iter().peekable();
         while let Some(mark) = rest.next() {
             let values: Vec<OsString> = std::iter::from_fn(|| rest.next_if(|word| !is_mark(word))).cloned().collect();
             match mark.as_bytes() {
-                b":::" => sources.push(Named::Given(values)),
-                b"::::" if values.is_empty() => return Err(WrongUsage::of("`::::` needs the name of a file")),
-                b"::::" => sources.extend(values.into_iter().map(|path| Named::File(path.into()))),
+                b":::" => sources.push(ArgumentSource::Given(values)),
+                b"::::" if values.is_empty() => return Err(UsageError::new("`::::` needs a file name")),
+                b"::::" => sources.extend(values.into_iter().map(|path| ArgumentSource::File(path.into()))),
                 _ => {
                     let mark = mark.to_string_lossy();
-                    return Err(WrongUsage::of(format!("`{mark}` is not known; allowed are `:::` and `::::`")));
+                    return Err(UsageError::new(format!("unknown separator `{mark}`; allowed: `:::` and `::::`")));
                 }
             }
         }
         if sources.is_empty() {
-            sources.push(Named::File("-".into()));
+            sources.push(ArgumentSource::File("-".into()));
         }
         if self.speaks.is_some() && (command.is_empty() || sources.len() > 1) {
-            return Err(WrongUsage::of("--speaks needs the COMMAND of a worker, and one source of arguments"));
+            return Err(UsageError::new("--speaks needs a COMMAND and only one source of arguments"));
         }
         if self.gpu_memory_limit.is_some() && self.is_without_gpus() {
-            return Err(WrongUsage::of(
-                "--gpu-memory-limit: there is no GPU with --gpus 0; allowed is --gpus 1 and more",
+            return Err(UsageError::new(
+                "--gpu-memory-limit needs GPUs: it cannot be used with --gpus 0; use --gpus 1 or more",
             ));
         }
-        Ok(Work { command, sources })
+        Ok(MapInput { command, sources })
     }
 
     pub(super) fn is_without_gpus(&self) -> bool {
-        self.wish.gpus == Some(0)
+        self.request_args.gpus == Some(0)
     }
 }
 
-fn queue_size(text: &str) -> Result<usize, String> {
-    let allowed = format!("allowed are numbers from 1 to {QUEUE_MOST}");
-    text.parse().ok().filter(|size| (1..=QUEUE_MOST).contains(size)).ok_or(allowed)
+fn parse_queue_size(text: &str) -> Result<usize, String> {
+    let allowed = format!("expected a number from 1 to {MAX_QUEUE_SIZE}");
+    text.parse().ok().filter(|size| (1..=MAX_QUEUE_SIZE).contains(size)).ok_or(allowed)
 }
 
 #[cfg(test)]
@@ -183,17 +183,19 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct TestArgs {
         #[command(flatten)]
-        map: Map,
+        map: MapArgs,
     }
 
-    fn parse(arguments: &[&str]) -> Result<Map, String> {
-        Line::try_parse_from(["map"].iter().chain(arguments)).map(|line| line.map).map_err(|error| error.to_string())
+    fn parse(arguments: &[&str]) -> Result<MapArgs, String> {
+        TestArgs::try_parse_from(["map"].iter().chain(arguments))
+            .map(|line| line.map)
+            .map_err(|error| error.to_string())
     }
 
-    fn work(arguments: &[&str]) -> Work {
-        parse(arguments).unwrap().work().unwrap_or_else(|error| panic!("{error}"))
+    fn input_of(arguments: &[&str]) -> MapInput {
+        parse(arguments).unwrap().split_words().unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn words(words: &[&str]) -> Vec<OsString> {
@@ -201,27 +203,28 @@ mod tests {
     }
 
     #[test]
-    fn words_are_taken_apart_where_parallel_does() {
-        let (given, file) = (|of: &[&str]| Named::Given(words(of)), |of: &str| Named::File(of.into()));
-        let work_of = |arguments: &[&str]| {
-            let work = work(arguments);
+    fn words_are_split_as_gnu_parallel_does() {
+        let (given, file) =
+            (|of: &[&str]| ArgumentSource::Given(words(of)), |of: &str| ArgumentSource::File(of.into()));
+        let parts_of = |arguments: &[&str]| {
+            let work = input_of(arguments);
             (work.command, work.sources)
         };
-        assert_eq!(work_of(&["ls", "-l", "-k"]), (words(&["ls", "-l", "-k"]), vec![file("-")]));
+        assert_eq!(parts_of(&["ls", "-l", "-k"]), (words(&["ls", "-l", "-k"]), vec![file("-")]));
         assert_eq!(
-            work_of(&["-k", "-j", "2", "a {}", ":::", "-x", "y", ":::"]),
+            parts_of(&["-k", "-j", "2", "a {}", ":::", "-x", "y", ":::"]),
             (words(&["a {}"]), vec![given(&["-x", "y"]), given(&[])])
         );
         assert_eq!(
-            work_of(&["-a", "f", "x", "::::", "g", "-"]),
+            parts_of(&["-a", "f", "x", "::::", "g", "-"]),
             (words(&["x"]), vec![file("f"), file("g"), file("-")])
         );
-        assert_eq!(work_of(&[":::", "true"]), (vec![], vec![given(&["true"])]));
+        assert_eq!(parts_of(&[":::", "true"]), (vec![], vec![given(&["true"])]));
     }
 
     #[test]
-    fn wrong_usage_names_the_option_the_value_and_what_is_allowed() {
-        for (arguments, says) in [
+    fn a_usage_error_names_the_option_the_value_and_the_allowed_values() {
+        for (arguments, expected_parts) in [
             (&["--halt", "often", "x"][..], &["--halt", "often", "now,fail=1"][..]),
             (&["-j", "0", "x"], &["--jobs", "0", "1..=4096"]),
             (&["--timeout", "0", "x"], &["--timeout", "above zero"]),
@@ -234,9 +237,9 @@ mod tests {
             (&["x", "::::"], &["::::", "file"]),
             (&["--speaks", "lines", "x", ":::", "a", ":::", "b"], &["--speaks", "one source"]),
         ] {
-            let error = parse(arguments).and_then(|map| map.work().map(drop).map_err(|error| error.to_string()));
+            let error = parse(arguments).and_then(|map| map.split_words().map(drop).map_err(|error| error.to_string()));
             let error = error.expect_err("this should be refused");
-            for part in says {
+            for part in expected_parts {
                 assert!(error.contains(part), "{arguments:?}: {error}");
             }
         }

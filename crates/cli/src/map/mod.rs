@@ -1,17 +1,17 @@
-//! `gpupool map`: runs a command for each of many arguments, on the GPUs it is granted.
+//! `gpupool map`: runs a command for each of many arguments on leased GPUs.
 //!
-//! This thread starts the workers and deals with what happens; others read the arguments, keep the GPUs, show progress and
-//! listen for signals. Each way to an early end goes through [`stop::Stop`], and every way ends here: all tasks are over, no
-//! process is left, the GPUs are given back, and the exit code says how it went.
+//! This thread starts the workers and handles events. Other threads read the arguments, hold the GPUs, show progress
+//! and receive signals. Every early end goes through [`run_stopper::RunStopper`]. On every way out all tasks are over,
+//! no process is left, the GPUs are released, and the exit code reports the result.
 
 mod arguments;
-mod feeder;
-mod follow;
-mod gpus;
+mod event_handler;
+mod leased_gpus;
 mod progress;
 mod report;
+mod run_stopper;
 mod shell;
-mod stop;
+mod task_feeder;
 mod template;
 
 use std::ffi::OsString;
@@ -26,107 +26,122 @@ use gpupool_dispatch::{
     DispatchRules, Dispatcher, ResultOrder, RunHandle, RunPlan, WorkerId, WorkerOutputPolicy, WorkerProgram, WorkerSlot,
 };
 
-pub(crate) use arguments::Map;
+pub(crate) use arguments::MapArgs;
 
-use crate::output::{Voice, written};
-use arguments::Speaks;
-use feeder::{Feeder, Kind, Named, OpenTasks, Sources, Total};
-use follow::Following;
-use gpus::{Gpus, Wanted};
-use progress::{Style, Waiting};
-use report::Outlet;
-use stop::{Listening, Stop, Trigger};
-use template::{SLOT, Template, worker_command};
+use crate::output::{MessagePrinter, ignore_closed_pipe};
+use arguments::WorkerDialect;
+use event_handler::RunEventHandler;
+use leased_gpus::{GpuPlan, MapGpus};
+use progress::{ProgressMode, WaitingGpus};
+use report::OutputWriter;
+use run_stopper::{HaltTrigger, RunStopper, SignalThread};
+use task_feeder::{ArgumentCombinations, ArgumentSource, OpenTasks, TaskFeeder, TaskTemplate, TaskTotal};
+use template::{CommandTemplate, SLOT_VARIABLE, worker_command};
 
-/// How long a task that was told to end may take before it is killed, unless `--kill-after` says otherwise.
-const KILL_AFTER: Duration = Duration::from_secs(10);
-/// Tasks that are read ahead, unless `--queue-size` says otherwise.
-const QUEUE_SIZE: usize = 1_024;
-/// What a shell says of a command that wrote where nobody reads.
-const BROKEN_PIPE: u8 = 128 + 13;
+/// Default of `--kill-after`.
+const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(10);
+/// Default of `--queue-size`.
+const DEFAULT_QUEUE_SIZE: usize = 1_024;
+/// Exit code of a shell for a command ended by SIGPIPE.
+const BROKEN_PIPE_CODE: u8 = 128 + 13;
 
-/// What the threads of a run share.
+/// Examples in the help of `gpupool map`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  gpupool map --gpus 4 python eval.py {} ::: checkpoints/*.pt
+  gpupool map --fraction 0.25 python embed.py {} :::: files.txt
+  find . -name '*.wav' | gpupool map 'transcribe {} > {.}.txt'
+  gpupool map --gpus 0 --jobs 8 gzip ::: *.log       # without GPUs
+  gpupool map --joblog run.log --resume ./task {} :::: inputs.txt
+
+Exit status:
+  0      every task succeeded
+  1      a task failed, or the run failed
+  2      wrong usage
+  128+N  signal N ended the run";
+
+/// State that the threads of a run share.
 #[derive(Debug, Clone)]
 struct MapContext {
-    remote: RunHandle,
-    stop: Stop,
-    voice: Voice,
+    run_handle: RunHandle,
+    stop: RunStopper,
+    printer: MessagePrinter,
     tasks: OpenTasks,
-    total: Total,
-    waiting: Waiting,
+    total: TaskTotal,
+    waiting: WaitingGpus,
 }
 
-pub(crate) fn run(map: &Map) -> anyhow::Result<ExitCode> {
-    let work = map.work()?;
-    let kind = match map.speaks {
-        None => Kind::Command(Template::parse(&work.command, work.sources.len())?),
-        Some(_) => Kind::Argument,
+pub(crate) fn run(map: &MapArgs) -> anyhow::Result<ExitCode> {
+    let input = map.split_words()?;
+    let template = match map.speaks {
+        None => TaskTemplate::Command(CommandTemplate::parse(&input.command, input.sources.len())?),
+        Some(_) => TaskTemplate::Argument,
     };
-    let reads_terminal = work.sources.contains(&Named::File("-".into())) && std::io::stdin().is_terminal();
-    let sources = Sources::open(work.sources, if map.null { b'\0' } else { b'\n' })?;
+    let reads_terminal = input.sources.contains(&ArgumentSource::File("-".into())) && std::io::stdin().is_terminal();
+    let sources = ArgumentCombinations::open(input.sources, if map.null { b'\0' } else { b'\n' })?;
     if map.dry_run {
-        return dry_run(&kind, sources);
+        return dry_run(&template, sources);
     }
-    let wanted = if map.is_without_gpus() { None } else { Some(Wanted::find(map)?) };
+    let gpu_plan = if map.is_without_gpus() { None } else { Some(GpuPlan::find(map)?) };
     let (log, finished) = open_log(map)?;
-    // Listened for before anything is started: from here on every way out is ours.
-    let listening = Listening::start()?;
-    let begun = Instant::now();
-    let mut dispatcher = Dispatcher::start(plan(map, &work.command))?;
+    // From here on signals end the run in an orderly way.
+    let signal_thread = SignalThread::start()?;
+    let started_at = Instant::now();
+    let mut dispatcher = Dispatcher::start(run_plan(map, &input.command))?;
     let is_shown = map.progress || !(map.no_progress || map.quiet || map.json);
-    let style = Style::here(is_shown, !(map.json || map.ungroup || reads_terminal));
+    let mode = ProgressMode::detect(is_shown, !(map.json || map.ungroup || reads_terminal));
     let skipped = finished.as_ref().map_or(0, FinishedTasks::count);
     let context = MapContext {
-        remote: dispatcher.handle(),
-        stop: Stop::new(dispatcher.handle()),
-        voice: Voice { is_quiet: map.quiet || map.json, bars: style.bars() },
+        run_handle: dispatcher.handle(),
+        stop: RunStopper::new(dispatcher.handle()),
+        printer: MessagePrinter { is_quiet: map.quiet || map.json, bars: mode.bars() },
         tasks: OpenTasks::default(),
         total: Arc::new(Mutex::new(sources.total().map(|total| total.saturating_sub(skipped)))),
-        waiting: Waiting::default(),
+        waiting: WaitingGpus::default(),
     };
-    listening.obey(context.stop.clone(), context.voice.clone())?;
+    signal_thread.stop_run(context.stop.clone(), context.printer.clone())?;
     if reads_terminal {
-        context.voice.note("arguments are read from the terminal, one in each line; Ctrl-D ends them");
+        context.printer.info("reading arguments from the terminal, one per line; press Ctrl-D to finish");
     }
-    let mut following = Following::new(map, context.clone(), log)?;
-    let progress = progress::show(style, context.clone())?;
-    let gpus = wanted.map(|wanted| Gpus::start(wanted, context.clone())).transpose()?;
-    Feeder { kind, sources, finished, context }.start()?;
+    let mut event_handler = RunEventHandler::new(map, context.clone(), log)?;
+    let progress = progress::start_progress(mode, context.clone())?;
+    let leased_gpus = gpu_plan.map(|gpu_plan| MapGpus::start(gpu_plan, context.clone())).transpose()?;
+    TaskFeeder { template, sources, finished, context }.start()?;
     while let Some(event) = dispatcher.next_event() {
-        following.on(event);
+        event_handler.handle_event(event);
         if !dispatcher.has_event() {
-            following.pause();
+            event_handler.flush_output();
         }
     }
     drop(progress);
     let stats = dispatcher.stats();
     let failure = dispatcher.finish().err();
-    // No process is left on them.
-    drop(gpus);
-    following.finish(&stats, failure, skipped, begun)
+    // No process uses the GPUs any more.
+    drop(leased_gpus);
+    event_handler.finish(&stats, failure, skipped, started_at)
 }
 
-/// The plan of a run. Its workers are in it where they need no GPU.
-fn plan(map: &Map, command: &[OsString]) -> RunPlan {
+/// Builds the plan of a run. It contains the workers only if they need no GPU.
+fn run_plan(map: &MapArgs, command: &[OsString]) -> RunPlan {
     let program = match map.speaks {
         None => WorkerProgram::commands(),
         Some(speaks) => {
             let mut words = worker_command(command).into_iter();
             let program = words.next().unwrap_or_default();
             match speaks {
-                Speaks::Lines => WorkerProgram::lines(program).args(words),
-                Speaks::Frames => WorkerProgram::native(program).args(words),
+                WorkerDialect::Lines => WorkerProgram::lines(program).args(words),
+                WorkerDialect::Frames => WorkerProgram::native(program).args(words),
             }
         }
     };
     let mut plan = RunPlan::new(program);
     plan.rules = DispatchRules {
-        queue_size: map.queue_size.unwrap_or(QUEUE_SIZE),
+        queue_size: map.queue_size.unwrap_or(DEFAULT_QUEUE_SIZE),
         task_timeout: map.timeout,
-        grace: map.kill_after.unwrap_or(KILL_AFTER),
+        grace: map.kill_after.unwrap_or(DEFAULT_KILL_AFTER),
         retries: map.retries,
-        // What a worker has ahead is begun though nothing new is to be: then it has nothing ahead.
-        prefetch: map.halt.trigger == Trigger::Never,
+        // A prefetched task would start even after the run is halted.
+        prefetch: map.halt.trigger == HaltTrigger::Never,
     };
     plan.order = if map.keep_order { ResultOrder::Input } else { ResultOrder::Completion };
     plan.bounds = JobBounds {
@@ -142,19 +157,19 @@ fn plan(map: &Map, command: &[OsString]) -> RunPlan {
     plan.report_started = map.json;
     if map.is_without_gpus() {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
-        plan.slots = (0..map.jobs.unwrap_or_else(cpus)).map(|id| place(WorkerId(id))).collect();
+        plan.slots = (0..map.jobs.unwrap_or_else(cpus)).map(|id| worker_slot(WorkerId(id))).collect();
     }
     plan
 }
 
-/// A worker's place without a GPU, in which commands find the number of their worker.
-pub(super) fn place(id: WorkerId) -> WorkerSlot {
-    let mut place = WorkerSlot::new(id);
-    place.environment.push((SLOT.into(), Some((id.0 + 1).to_string())));
-    place
+/// Returns a worker slot without a GPU, with the worker's number in the environment.
+pub(super) fn worker_slot(id: WorkerId) -> WorkerSlot {
+    let mut slot = WorkerSlot::new(id);
+    slot.environment.push((SLOT_VARIABLE.into(), Some((id.0 + 1).to_string())));
+    slot
 }
 
-fn open_log(map: &Map) -> anyhow::Result<(Option<JobLog>, Option<FinishedTasks>)> {
+fn open_log(map: &MapArgs) -> anyhow::Result<(Option<JobLog>, Option<FinishedTasks>)> {
     let Some(path) = &map.joblog else { return Ok((None, None)) };
     let again = if map.resume_failed { RerunPolicy::Failed } else { RerunPolicy::Nothing };
     if map.resume || map.resume_failed {
@@ -164,22 +179,22 @@ fn open_log(map: &Map) -> anyhow::Result<(Option<JobLog>, Option<FinishedTasks>)
     Ok((Some(JobLog::create(path)?), None))
 }
 
-fn dry_run(kind: &Kind, mut sources: Sources) -> anyhow::Result<ExitCode> {
-    let mut outlet = Outlet::new(None)?;
+fn dry_run(template: &TaskTemplate, mut sources: ArgumentCombinations) -> anyhow::Result<ExitCode> {
+    let mut output_writer = OutputWriter::new(None)?;
     let mut seq = 0;
-    while let Some(arguments) = sources.next()? {
+    while let Some(arguments) = sources.next_arguments()? {
         seq += 1;
-        let line = outlet.line(&kind.shown(&arguments, seq), None);
+        let line = output_writer.write_line(&template.shown(&arguments, seq), None);
         if line.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe) {
-            return Ok(ExitCode::from(BROKEN_PIPE));
+            return Ok(ExitCode::from(BROKEN_PIPE_CODE));
         }
-        written(line)?;
+        ignore_closed_pipe(line)?;
     }
-    written(outlet.flush())?;
+    ignore_closed_pipe(output_writer.flush())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a thread that panicked left locked is as good as it was before.
+/// Locks a mutex; the shared values stay valid if a thread panics.
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,106 +1,110 @@
-//! A command with replacement strings, made into the command of each task.
+//! Command templates with replacement strings.
 //!
-//! Several words are executed as they are, without a shell. One text is for the shell, with the arguments handed to it beside
-//! the text, so that nothing in them can be taken for a command; where the text is only a program and plain words, the
-//! program is executed directly, which means the same and is faster.
+//! Several words are executed directly, without a shell. A single text is shell code; the arguments are passed in
+//! variables, so they are never interpreted as commands. If the text is only a program and plain words, it is executed
+//! directly, which has the same meaning and is faster.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use bytes::Bytes;
 
-use super::shell::{Quotes, Syntax, pieces, plain_words, quote};
-use crate::output::WrongUsage;
+use super::shell::{QuoteContext, TextSyntax, parse_pieces, plain_words, quote_argument};
+use crate::output::UsageError;
 
-/// The variable that tells a command the number of its worker, from 1.
-pub(super) const SLOT: &str = "GPUPOOL_SLOT";
-/// Numbers of sources have at most so many digits.
-const LONGEST: usize = 8;
+/// Variable with the worker's number, from 1.
+pub(super) const SLOT_VARIABLE: &str = "GPUPOOL_SLOT";
+/// Maximum length of a replacement string.
+const MAX_REPLACEMENT_BYTES: usize = 8;
 
-/// What is run for each task.
+/// Template of a task's command.
 #[derive(Debug)]
-pub(super) struct Template {
-    /// What is executed.
-    words: Vec<Vec<Piece>>,
-    /// What a person would type into a shell for it.
-    shown: Vec<Piece>,
+pub(super) struct CommandTemplate {
+    /// Words to execute.
+    words: Vec<Vec<TemplatePiece>>,
+    /// Command as a user would type it into a shell.
+    shown: Vec<TemplatePiece>,
 }
 
+/// Literal text or a replacement string with its quotes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum TemplatePiece {
     Text(Vec<u8>),
-    Argument(Replacement, Quotes),
+    Argument(ReplacementString, QuoteContext),
 }
 
-impl Template {
-    /// The command with so many sources of arguments.
-    pub fn parse(command: &[OsString], sources: usize) -> Result<Self, WrongUsage> {
+impl CommandTemplate {
+    /// Parses a command for a number of argument sources.
+    pub fn parse(command: &[OsString], sources: usize) -> Result<Self, UsageError> {
         let (words, shown) = match command {
             [] => {
-                let line = Piece::Argument(Replacement::ALL, Quotes::Verbatim);
-                (vec![text("sh"), text("-c"), vec![line.clone()]], vec![line])
+                let line = TemplatePiece::Argument(ReplacementString::ALL, QuoteContext::Verbatim);
+                (vec![literal("sh"), literal("-c"), vec![line.clone()]], vec![line])
             }
             [one] => {
-                let mut pieces = pieces(one.as_bytes(), Syntax::Shell)?;
-                if !pieces.iter().any(|piece| matches!(piece, Piece::Argument(..))) {
-                    pieces.push(Piece::Text(b" ".to_vec()));
-                    pieces.push(Piece::Argument(Replacement::ALL, Quotes::None));
+                let mut pieces = parse_pieces(one.as_bytes(), TextSyntax::Shell)?;
+                if !pieces.iter().any(|piece| matches!(piece, TemplatePiece::Argument(..))) {
+                    pieces.push(TemplatePiece::Text(b" ".to_vec()));
+                    pieces.push(TemplatePiece::Argument(ReplacementString::ALL, QuoteContext::None));
                 }
                 (plain_words(&pieces).unwrap_or_else(|| script(&pieces, sources)), pieces)
             }
             several => {
-                let pieces = |word: &OsString| pieces(word.as_bytes(), Syntax::Word);
+                let pieces = |word: &OsString| parse_pieces(word.as_bytes(), TextSyntax::Word);
                 let mut words = several.iter().map(pieces).collect::<Result<Vec<_>, _>>()?;
-                if !words.iter().flatten().any(|piece| matches!(piece, Piece::Argument(..))) {
-                    words.push(vec![Piece::Argument(Replacement::ALL, Quotes::None)]);
+                if !words.iter().flatten().any(|piece| matches!(piece, TemplatePiece::Argument(..))) {
+                    words.push(vec![TemplatePiece::Argument(ReplacementString::ALL, QuoteContext::None)]);
                 }
-                let shown = typed(&words);
-                let knows_slot =
-                    shown.iter().any(|piece| matches!(piece, Piece::Argument(one, _) if one.which == Which::Slot));
-                (if knows_slot { script(&shown, sources) } else { words }, shown)
+                let shown = join_words(&words);
+                let uses_slot = shown.iter().any(
+                    |piece| matches!(piece, TemplatePiece::Argument(one, _) if one.value == ReplacementValue::Slot),
+                );
+                (if uses_slot { script(&shown, sources) } else { words }, shown)
             }
         };
-        check_sources(&shown, sources)?;
+        check_source_numbers(&shown, sources)?;
         Ok(Self { words, shown })
     }
 
-    /// Program and arguments of a task.
+    /// Returns program and arguments for a task.
     pub fn argv(&self, arguments: &[Bytes], seq: u64) -> Vec<OsString> {
         let mut argv = Vec::with_capacity(self.words.len() + arguments.len());
         for word in &self.words {
-            let mut made = Vec::new();
+            let mut word_bytes = Vec::new();
             for piece in word {
                 match piece {
-                    Piece::Text(text) => made.extend(text),
-                    Piece::Argument(replacement, Quotes::Verbatim) => {
-                        made.extend(replacement.values(arguments, seq).join(&b' '))
+                    TemplatePiece::Text(text) => word_bytes.extend(text),
+                    TemplatePiece::Argument(replacement, QuoteContext::Verbatim) => {
+                        word_bytes.extend(replacement.values(arguments, seq).join(&b' '))
                     }
-                    // Several arguments are several words: the first goes on with what stands before, and so on.
-                    Piece::Argument(replacement, _) => {
+                    // Several arguments become several words, as in a shell: the first one continues the current word.
+                    TemplatePiece::Argument(replacement, _) => {
                         for (nth, value) in replacement.values(arguments, seq).iter().enumerate() {
                             if nth > 0 {
-                                argv.push(OsString::from_vec(std::mem::take(&mut made)));
+                                argv.push(OsString::from_vec(std::mem::take(&mut word_bytes)));
                             }
-                            made.extend(value);
+                            word_bytes.extend(value);
                         }
                     }
                 }
             }
-            argv.push(OsString::from_vec(made));
+            argv.push(OsString::from_vec(word_bytes));
         }
         argv
     }
 
-    /// What a person would type into a shell for it.
+    /// Returns the command as a user would type it into a shell.
     pub fn shown(&self, arguments: &[Bytes], seq: u64) -> Vec<u8> {
         let mut shown = Vec::new();
         for piece in &self.shown {
             match piece {
-                Piece::Text(text) => shown.extend(text),
-                Piece::Argument(Replacement { which: Which::Slot, .. }, _) => shown.extend(b"{%}"),
-                Piece::Argument(replacement, quotes) => {
+                TemplatePiece::Text(text) => shown.extend(text),
+                TemplatePiece::Argument(ReplacementString { value: ReplacementValue::Slot, .. }, _) => {
+                    shown.extend(b"{%}")
+                }
+                TemplatePiece::Argument(replacement, quotes) => {
                     let values = replacement.values(arguments, seq);
-                    let quoted: Vec<_> = values.iter().map(|value| quote(value, *quotes)).collect();
+                    let quoted: Vec<_> = values.iter().map(|value| quote_argument(value, *quotes)).collect();
                     shown.extend(quoted.join(&b' '));
                 }
             }
@@ -109,84 +113,87 @@ impl Template {
     }
 }
 
-/// What is executed for a worker, whose command has no replacement strings.
+/// Returns the words to execute for a worker, whose command has no replacement strings.
 pub(super) fn worker_command(command: &[OsString]) -> Vec<OsString> {
     let [one] = command else { return command.to_vec() };
-    let pieces = [Piece::Text(one.as_bytes().to_vec())];
+    let pieces = [TemplatePiece::Text(one.as_bytes().to_vec())];
     match plain_words(&pieces) {
-        Some(words) => Template { words, shown: Vec::new() }.argv(&[], 0),
+        Some(words) => CommandTemplate { words, shown: Vec::new() }.argv(&[], 0),
         None => ["sh", "-c"].map(OsString::from).into_iter().chain([one.clone()]).collect(),
     }
 }
 
-fn text(text: &str) -> Vec<Piece> {
-    vec![Piece::Text(text.into())]
+fn literal(text: &str) -> Vec<TemplatePiece> {
+    vec![TemplatePiece::Text(text.into())]
 }
 
-fn check_sources(pieces: &[Piece], sources: usize) -> Result<(), WrongUsage> {
+fn check_source_numbers(pieces: &[TemplatePiece], sources: usize) -> Result<(), UsageError> {
     for piece in pieces {
-        if let Piece::Argument(Replacement { which: Which::Source(nth), .. }, _) = piece
+        if let TemplatePiece::Argument(ReplacementString { value: ReplacementValue::Source(nth), .. }, _) = piece
             && *nth >= sources
         {
             let number = nth + 1;
-            return Err(WrongUsage::of(format!(
-                "COMMAND: {{{number}}} means source {number} of arguments; allowed are 1 to {sources} here"
+            return Err(UsageError::new(format!(
+                "COMMAND: {{{number}}} refers to source {number} of arguments; allowed: 1 to {sources}"
             )));
         }
     }
     Ok(())
 }
 
-/// A text as a script for `sh`, which finds its arguments in variables: nothing in them is ever read as a command.
-fn script(pieces: &[Piece], sources: usize) -> Vec<Vec<Piece>> {
-    let mut parameters: Vec<Replacement> = Vec::new();
+/// Builds a script for `sh` that receives its arguments in variables, so they are never interpreted as commands.
+fn script(pieces: &[TemplatePiece], sources: usize) -> Vec<Vec<TemplatePiece>> {
+    let mut parameters: Vec<ReplacementString> = Vec::new();
     let mut body = Vec::new();
     for piece in pieces {
         match piece {
-            Piece::Text(text) => body.extend(text),
-            Piece::Argument(replacement, quotes) => {
-                let each = each(*replacement, sources).into_iter();
-                let named: Vec<String> = each.map(|one| refer(&variable(one, &mut parameters), *quotes)).collect();
+            TemplatePiece::Text(text) => body.extend(text),
+            TemplatePiece::Argument(replacement, quotes) => {
+                let each = expand_sources(*replacement, sources).into_iter();
+                let named: Vec<String> =
+                    each.map(|one| reference(&variable_for(one, &mut parameters), *quotes)).collect();
                 body.extend(named.join(" ").into_bytes());
             }
         }
     }
-    let mut script = named(parameters.len()).into_bytes();
+    let mut script = name_parameters(parameters.len()).into_bytes();
     script.extend(body);
-    let mut words = vec![text("sh"), text("-c"), vec![Piece::Text(script)], text("sh")];
-    words.extend(parameters.into_iter().map(|one| vec![Piece::Argument(one, Quotes::None)]));
+    let mut words = vec![literal("sh"), literal("-c"), vec![TemplatePiece::Text(script)], literal("sh")];
+    words.extend(parameters.into_iter().map(|one| vec![TemplatePiece::Argument(one, QuoteContext::None)]));
     words
 }
 
-/// Words as a person would type them.
-fn typed(words: &[Vec<Piece>]) -> Vec<Piece> {
+/// Joins words as a user would type them.
+fn join_words(words: &[Vec<TemplatePiece>]) -> Vec<TemplatePiece> {
     let mut shown = Vec::new();
     for (nth, word) in words.iter().enumerate() {
         if nth > 0 {
-            shown.push(Piece::Text(b" ".to_vec()));
+            shown.push(TemplatePiece::Text(b" ".to_vec()));
         }
         if word.is_empty() {
-            shown.push(Piece::Text(b"''".to_vec()));
+            shown.push(TemplatePiece::Text(b"''".to_vec()));
         }
         shown.extend(word.iter().map(|piece| match piece {
-            Piece::Text(text) => Piece::Text(quote(text, Quotes::None)),
+            TemplatePiece::Text(text) => TemplatePiece::Text(quote_argument(text, QuoteContext::None)),
             argument => argument.clone(),
         }));
     }
     shown
 }
 
-/// One for each argument it means.
-fn each(replacement: Replacement, sources: usize) -> Vec<Replacement> {
-    match replacement.which {
-        Which::All => (0..sources).map(|nth| Replacement { which: Which::Source(nth), ..replacement }).collect(),
+/// Expands a replacement string into one per source.
+fn expand_sources(replacement: ReplacementString, sources: usize) -> Vec<ReplacementString> {
+    match replacement.value {
+        ReplacementValue::All => {
+            (0..sources).map(|nth| ReplacementString { value: ReplacementValue::Source(nth), ..replacement }).collect()
+        }
         _ => vec![replacement],
     }
 }
 
-fn variable(one: Replacement, parameters: &mut Vec<Replacement>) -> String {
-    if one.which == Which::Slot {
-        return SLOT.into();
+fn variable_for(one: ReplacementString, parameters: &mut Vec<ReplacementString>) -> String {
+    if one.value == ReplacementValue::Slot {
+        return SLOT_VARIABLE.into();
     }
     let known = parameters.iter().position(|parameter| *parameter == one);
     let nth = known.unwrap_or_else(|| {
@@ -196,16 +203,16 @@ fn variable(one: Replacement, parameters: &mut Vec<Replacement>) -> String {
     format!("gpupool_{}", nth + 1)
 }
 
-fn refer(variable: &str, quotes: Quotes) -> String {
+fn reference(variable: &str, quotes: QuoteContext) -> String {
     match quotes {
-        Quotes::None | Quotes::Verbatim => format!("\"${variable}\""),
-        Quotes::Double => format!("${{{variable}}}"),
-        Quotes::Single => format!("'\"${variable}\"'"),
+        QuoteContext::None | QuoteContext::Verbatim => format!("\"${variable}\""),
+        QuoteContext::Double => format!("${{{variable}}}"),
+        QuoteContext::Single => format!("'\"${variable}\"'"),
     }
 }
 
-/// Gives the parameters names of their own: `$1` is another one within a function.
-fn named(parameters: usize) -> String {
+/// Assigns names to the parameters, because `$1` differs within a function.
+fn name_parameters(parameters: usize) -> String {
     if parameters == 0 {
         return String::new();
     }
@@ -213,89 +220,91 @@ fn named(parameters: usize) -> String {
     format!("{}; shift {parameters}; ", names.trim_end())
 }
 
-/// A replacement string, such as `{}`, `{2/.}` or `{#}`.
+/// Replacement string, such as `{}`, `{2/.}` or `{#}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Replacement {
-    pub which: Which,
-    pub part: Part,
+pub(super) struct ReplacementString {
+    pub value: ReplacementValue,
+    pub part: PathPart,
 }
 
-/// What stands in its place.
+/// Value of a replacement string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Which {
-    /// The arguments of all sources.
+pub(super) enum ReplacementValue {
+    /// Arguments of all sources.
     All,
-    /// The argument of one source, from 0.
+    /// Argument of one source, from 0.
     Source(usize),
-    /// The task's number, from 1.
+    /// Number of the task, from 1.
     Sequence,
-    /// The worker's number, from 1, known when it runs.
+    /// Number of the worker, from 1, known only at run time.
     Slot,
 }
 
-/// What of an argument.
+/// Part of an argument that is a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    /// All of it: `{}`.
+pub(super) enum PathPart {
+    /// Whole argument: `{}`.
     Whole,
     /// Without its extension: `{.}`.
     Stem,
     /// Without its directory: `{/}`.
     Name,
-    /// Its directory: `{//}`.
+    /// Directory: `{//}`.
     Directory,
     /// Without directory and extension: `{/.}`.
     NameStem,
 }
 
-impl Replacement {
-    pub const ALL: Self = Self { which: Which::All, part: Part::Whole };
+impl ReplacementString {
+    pub const ALL: Self = Self { value: ReplacementValue::All, part: PathPart::Whole };
 
-    /// The replacement string a text begins with, and its length.
-    pub fn at(text: &[u8]) -> Option<(Self, usize)> {
-        let end = text.iter().take(LONGEST).position(|byte| *byte == b'}')?;
+    /// Parses the replacement string at the start of a text and returns its length.
+    pub fn parse_prefix(text: &[u8]) -> Option<(Self, usize)> {
+        let end = text.iter().take(MAX_REPLACEMENT_BYTES).position(|byte| *byte == b'}')?;
         let inside = text[..end].strip_prefix(b"{")?;
         Self::parse(inside).map(|replacement| (replacement, end + 1))
     }
 
     fn parse(inside: &[u8]) -> Option<Self> {
-        let whole = |which| Some(Self { which, part: Part::Whole });
+        let whole = |value| Some(Self { value, part: PathPart::Whole });
         match inside {
-            b"#" => return whole(Which::Sequence),
-            b"%" => return whole(Which::Slot),
+            b"#" => return whole(ReplacementValue::Sequence),
+            b"%" => return whole(ReplacementValue::Slot),
             _ => {}
         }
         let digits = inside.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let which = match std::str::from_utf8(&inside[..digits]).ok()? {
-            "" => Which::All,
-            number => Which::Source(number.parse::<usize>().ok()?.checked_sub(1)?),
+        let value = match std::str::from_utf8(&inside[..digits]).ok()? {
+            "" => ReplacementValue::All,
+            number => ReplacementValue::Source(number.parse::<usize>().ok()?.checked_sub(1)?),
         };
         let part = match &inside[digits..] {
-            b"" => Part::Whole,
-            b"." => Part::Stem,
-            b"/" => Part::Name,
-            b"//" => Part::Directory,
-            b"/." => Part::NameStem,
+            b"" => PathPart::Whole,
+            b"." => PathPart::Stem,
+            b"/" => PathPart::Name,
+            b"//" => PathPart::Directory,
+            b"/." => PathPart::NameStem,
             _ => return None,
         };
-        Some(Self { which, part })
+        Some(Self { value, part })
     }
 
-    /// What stands in its place, one for each argument it means; the slot is not known here.
+    /// Returns one value per argument; empty for the slot, which is not known here.
     fn values(self, arguments: &[Bytes], seq: u64) -> Vec<Bytes> {
-        match self.which {
-            Which::All => arguments.iter().map(|argument| self.part.of(argument)).collect(),
-            Which::Source(nth) => arguments.get(nth).map(|argument| self.part.of(argument)).into_iter().collect(),
-            Which::Sequence => vec![Bytes::from(seq.to_string())],
-            Which::Slot => Vec::new(),
+        match self.value {
+            ReplacementValue::All => arguments.iter().map(|argument| self.part.apply(argument)).collect(),
+            ReplacementValue::Source(nth) => {
+                arguments.get(nth).map(|argument| self.part.apply(argument)).into_iter().collect()
+            }
+            ReplacementValue::Sequence => vec![Bytes::from(seq.to_string())],
+            ReplacementValue::Slot => Vec::new(),
         }
     }
 }
 
-impl Part {
-    fn of(self, argument: &Bytes) -> Bytes {
+impl PathPart {
+    fn apply(self, argument: &Bytes) -> Bytes {
         let name_at = argument.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-        // Without a dot, or with nothing behind it, there is no extension.
+        // Without a dot, or with nothing after it, there is no extension.
         let dot = argument[name_at..].iter().rposition(|byte| *byte == b'.').map(|dot| name_at + dot);
         let stem_end = dot.filter(|dot| dot + 1 < argument.len()).unwrap_or(argument.len());
         match self {
@@ -326,14 +335,15 @@ mod tests {
     use super::*;
 
     fn value(of: &str, argument: &'static str) -> String {
-        let (replacement, length) = Replacement::at(of.as_bytes()).unwrap_or_else(|| panic!("{of} is known"));
+        let (replacement, length) =
+            ReplacementString::parse_prefix(of.as_bytes()).unwrap_or_else(|| panic!("{of} is known"));
         assert_eq!(length, of.len());
         let values = replacement.values(&[Bytes::from_static(b"first"), Bytes::from_static(argument.as_bytes())], 3);
         String::from_utf8(values[0].to_vec()).unwrap()
     }
 
     #[test]
-    fn parts_of_paths_are_those_people_expect() {
+    fn path_parts_follow_gnu_parallel() {
         for (argument, stem, name, directory, name_stem) in [
             ("a/b.tar.gz", "a/b.tar", "b.tar.gz", "a", "b.tar"),
             ("b", "b", "b", ".", "b"),
@@ -350,15 +360,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_replacement_string_stays() {
+    fn other_braces_stay_unchanged() {
         for text in ["{print}", "{", "{}x}"[3..].into(), "{0}", "{1/./}", "{-1}", "{99999999999}", "{ }", "x{}"] {
-            assert_eq!(Replacement::at(text.as_bytes()), None, "{text}");
+            assert_eq!(ReplacementString::parse_prefix(text.as_bytes()), None, "{text}");
         }
     }
 
-    fn template(command: &[&str], sources: usize) -> Template {
+    fn template(command: &[&str], sources: usize) -> CommandTemplate {
         let command: Vec<OsString> = command.iter().map(OsString::from).collect();
-        Template::parse(&command, sources).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+        CommandTemplate::parse(&command, sources).unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
     fn arguments(arguments: &[&'static str]) -> Vec<Bytes> {
@@ -374,7 +384,7 @@ mod tests {
         argv.into_iter().map(|word| word.into_string().unwrap()).collect()
     }
 
-    /// What a program writes.
+    /// Runs a program and returns its output.
     fn output(argv: &[OsString]) -> Vec<u8> {
         let output = Command::new(&argv[0]).args(&argv[1..]).env("GPUPOOL_SLOT", "3").output().unwrap();
         assert!(output.status.success(), "{argv:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -382,9 +392,13 @@ mod tests {
     }
 
     #[test]
-    fn several_words_are_executed_as_they_are() {
+    fn several_words_are_executed_without_a_shell() {
         assert_eq!(argv(&["cp", "--", "{}", "out/{/.} $x"], &["a b.c"]), ["cp", "--", "a b.c", "out/a b $x"]);
-        assert_eq!(argv(&["echo", "x"], &["a", "b c"]), ["echo", "x", "a", "b c"], "none: they are appended");
+        assert_eq!(
+            argv(&["echo", "x"], &["a", "b c"]),
+            ["echo", "x", "a", "b c"],
+            "appended without a replacement string"
+        );
         assert_eq!(argv(&["echo", "{2}-{1}", "{#}"], &["a", "b"]), ["echo", "b-a", "7"]);
         assert_eq!(argv(&["echo", "x{}y"], &["a", "b"]), ["echo", "xa", "by"], "as a shell would take it");
         assert_eq!(shown(&["cp", "", "{}", "out/{/.} $x"], &["a b.c"]), "cp '' 'a b.c' out/'a b'' $x'");
@@ -410,14 +424,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_command_the_argument_is_one() {
+    fn without_a_command_the_argument_is_the_command() {
         let argv = template(&[], 1).argv(&arguments(&["printf %s x | tr x y"]), 1);
         assert_eq!(output(&argv), b"y");
         assert_eq!(shown(&[], &["a | b"]), "a | b");
     }
 
     #[test]
-    fn what_is_shown_can_be_typed() {
+    fn the_shown_command_can_be_typed() {
         assert_eq!(
             shown(&["cat {} \"{/}\" '{}' | wc"], &["it's $1"]),
             r#"cat 'it'\''s $1' "it's \$1" 'it'\''s $1' | wc"#
@@ -426,22 +440,22 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_is_known_when_it_runs() {
+    fn the_slot_is_known_at_run_time() {
         for command in [&["printf '%s' {%}{}"][..], &["printf", "%s", "{%}{}"]] {
             assert_eq!(output(&template(command, 1).argv(&arguments(&["a b"]), 1)), b"3a b", "{command:?}");
         }
     }
 
     #[test]
-    fn where_an_argument_cannot_stand_is_told_with_what_to_do() {
-        let refused = |text: &str, sources| Template::parse(&[text.into()], sources).unwrap_err().to_string();
+    fn unsupported_positions_of_an_argument_are_refused_with_a_remedy() {
+        let refused = |text: &str, sources| CommandTemplate::parse(&[text.into()], sources).unwrap_err().to_string();
         assert!(refused("echo `cat {}`", 1).contains("$(…)"));
         assert!(refused("echo $(({}+1))", 1).contains("x={}"));
         assert!(refused("echo {3}", 2).contains("1 to 2"));
     }
 
-    /// Texts in which the argument stands in every kind of quotes; each writes the argument, and nothing else.
-    const PLACES: [&str; 9] = [
+    /// Texts with the argument in every kind of quotes; each prints only the argument.
+    const QUOTE_EXAMPLES: [&str; 9] = [
         "printf %s {}",
         "printf %s \"{}\"",
         "printf %s '{}'",
@@ -457,23 +471,23 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
         #[test]
-        fn a_real_shell_takes_every_argument_as_it_is(argument in "[ -~\\n\\t$'\"`\\\\*]{0,12}", place in 0..PLACES.len()) {
-            let template = template(&[PLACES[place]], 1);
+        fn a_real_shell_takes_every_argument_literally(argument in "[ -~\\n\\t$'\"`\\\\*]{0,12}", place in 0..QUOTE_EXAMPLES.len()) {
+            let template = template(&[QUOTE_EXAMPLES[place]], 1);
             let given = [Bytes::from(argument.clone().into_bytes())];
-            let expected = if PLACES[place].contains("sed") && argument.is_empty() { Vec::new() } else { argument.clone().into_bytes() };
-            prop_assert_eq!(output(&template.argv(&given, 1)), expected.clone(), "run: {}", PLACES[place]);
+            let expected = if QUOTE_EXAMPLES[place].contains("sed") && argument.is_empty() { Vec::new() } else { argument.clone().into_bytes() };
+            prop_assert_eq!(output(&template.argv(&given, 1)), expected.clone(), "run: {}", QUOTE_EXAMPLES[place]);
             let typed = OsString::from_vec(template.shown(&given, 1));
             let by_hand = output(&["sh".into(), "-c".into(), typed.clone()]);
             prop_assert_eq!(by_hand, expected, "typed: {:?}", typed);
         }
 
         #[test]
-        fn any_command_is_a_template_or_an_error_and_never_a_panic(
+        fn parsing_any_command_never_panics(
             command in prop::collection::vec("[a{}#%/.0-9 '\"`$()\\\\]{0,12}", 0..4), given in prop::collection::vec(any::<Vec<u8>>(), 1..3)
         ) {
             let command: Vec<OsString> = command.into_iter().map(OsString::from).collect();
             let given: Vec<Bytes> = given.into_iter().map(Bytes::from).collect();
-            if let Ok(template) = Template::parse(&command, given.len()) {
+            if let Ok(template) = CommandTemplate::parse(&command, given.len()) {
                 template.argv(&given, 1);
                 template.shown(&given, 1);
             }

@@ -1,10 +1,10 @@
-//! `gpupool run`: waits for GPUs, runs a command on them, and gives them back on every way out.
+//! `gpupool run`: runs a command on leased GPUs and releases the lease on every way out.
 //!
-//! One thread does it all. The command's own end, a signal, the end of its time, too much memory and a lost lease each end
-//! in the same place: the command is gone with all it started, the lease is released, the exit code says how it went.
-
-mod job;
-mod waiting;
+//! Everything happens on one thread. When the command exits, a signal arrives, the time limit passes, the memory limit
+//! is exceeded or the lease is lost, the result is the same: all processes of the command are gone, the lease is
+//! released, and the exit code reports the result.
+mod command;
+mod lease_wait;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -20,209 +20,229 @@ use gpupool_client::local::{LocalAgent, loss_before_release};
 use gpupool_client::{AgentClient, LeaseGuard};
 use gpupool_confine::spawn::JobEnd;
 
-use crate::connect::{Connect, converse};
-use crate::output::Voice;
-use crate::signals::{Signals, exit_code};
-use crate::units::{duration, shown_finely, some_time};
-use crate::wish::Wish;
-use job::{Cut, follow, start};
-use waiting::Turn;
+use crate::endpoint_args::{EndpointArgs, block_on};
+use crate::output::MessagePrinter;
+use crate::request_args::RequestArgs;
+use crate::signals::{SignalListener, exit_code};
+use crate::units::{format_short_duration, parse_duration, parse_nonzero_duration};
+use command::{EarlyEnd, follow, start};
+use lease_wait::LeaseWaitOutcome;
 
-/// How long a job that is told to end may take, unless `--kill-after` says otherwise.
-const KILL_AFTER: Duration = Duration::from_secs(10);
-/// What a lease lives beyond the job's own time limit: starting and ending take a moment.
-const LEASE_SLACK: Duration = Duration::from_secs(30);
-/// Of a long command name, this much tells it from others.
-const WORKER_ID_CHARS: usize = 60;
+/// Default of `--kill-after`.
+const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(10);
+/// Time that the lease outlives the command's time limit: starting and ending take a moment.
+const LEASE_END_MARGIN: Duration = Duration::from_secs(30);
+/// Maximum length of the command name in the worker id.
+const MAX_WORKER_ID_CHARS: usize = 60;
 
-/// Which GPUs, for how long, and what to run on them.
+/// Examples in the help of `gpupool run`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  gpupool run -- python train.py                   # one whole GPU
+  gpupool run --fraction 0.5 -- python train.py    # half of a GPU
+  gpupool run --gpus 2 --wait 1h -- torchrun --nproc-per-node 2 train.py
+  gpupool run --memory 20GiB --timeout 4h -- ./evaluate
+  gpupool run --model H100 --no-wait -- nvidia-smi
+
+Exit status:
+  N      exit code of the command
+  124    the command exceeded --timeout
+  126    the command cannot be executed
+  127    the command was not found
+  128+N  signal N ended the command; 137 also if it exceeded --host-memory
+  1      no GPU was granted, or the lease was lost
+  2      wrong usage";
+
+/// Options of `gpupool run`.
 #[derive(Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     #[command(flatten)]
-    wish: Wish,
-    /// How long the command may run: 2h, 1d. It is then told to end, and the exit code is 124.
-    #[arg(long, short = 't', value_name = "TIME", value_parser = some_time)]
+    request_args: RequestArgs,
+    /// Time limit of the command, such as 2h; afterwards it gets SIGTERM and the exit code is 124.
+    #[arg(long, short = 't', value_name = "TIME", value_parser = parse_nonzero_duration)]
     timeout: Option<Duration>,
-    /// How long a command that was told to end may take before it is killed; 10 s unless said.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    /// Time between SIGTERM and SIGKILL when the command is ended [default: 10s].
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     kill_after: Option<Duration>,
     #[command(flatten)]
-    connect: Connect,
-    /// Say nothing but what went wrong.
+    endpoint_args: EndpointArgs,
+    /// Print only warnings and errors.
     #[arg(long, short)]
     quiet: bool,
-    /// The command and its arguments, after `--`.
+    /// Command and arguments to run, after `--`.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
-impl Run {
-    /// How long a command that was told to end may take.
+impl RunArgs {
+    /// Returns the grace period between SIGTERM and SIGKILL.
     fn kill_after(&self) -> Duration {
-        self.kill_after.unwrap_or(KILL_AFTER)
+        self.kill_after.unwrap_or(DEFAULT_KILL_AFTER)
     }
 
-    /// The request, or what is wrong with it. The agent's own rules are asked here already: wrong usage is told before
-    /// anybody waits.
-    fn request(&self) -> anyhow::Result<RequestBody> {
-        let mut body = self.wish.body()?;
+    /// Builds the request. The agent's own rules are checked here as well, so that wrong usage is reported before
+    /// waiting.
+    fn request_body(&self) -> anyhow::Result<RequestBody> {
+        let mut body = self.request_args.body()?;
         body.worker_id.get_or_insert_with(|| self.worker_id());
-        body.max_duration_secs = self.timeout.map(|timeout| self.lease_time(timeout).as_secs_f64());
+        body.max_duration_secs = self.timeout.map(|timeout| self.lease_duration(timeout).as_secs_f64());
         Ok(body)
     }
 
-    /// The lease outlives the command's time by what it may take to end: so that the agent knows when the GPU will be free,
-    /// and still is not the one who ends the command.
-    fn lease_time(&self, timeout: Duration) -> Duration {
-        timeout.saturating_add(self.kill_after()).saturating_add(LEASE_SLACK)
+    /// Returns the duration of the lease. It exceeds the time limit by the time to end the command, so that the agent
+    /// knows when the GPU becomes free, but does not end the command itself.
+    fn lease_duration(&self, timeout: Duration) -> Duration {
+        timeout.saturating_add(self.kill_after()).saturating_add(LEASE_END_MARGIN)
     }
 
     fn worker_id(&self) -> Arc<str> {
         let program = self.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
         let readable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { '_' } else { c };
-        let name: String = program.to_string_lossy().chars().map(readable).take(WORKER_ID_CHARS).collect();
+        let name: String = program.to_string_lossy().chars().map(readable).take(MAX_WORKER_ID_CHARS).collect();
         if name.is_empty() { "run".into() } else { name.into() }
     }
 }
 
-pub(crate) fn run(arguments: &Run) -> anyhow::Result<ExitCode> {
-    let body = arguments.request()?;
-    converse(wait_and_run(arguments, body)).map(ExitCode::from)
+pub(crate) fn run(arguments: &RunArgs) -> anyhow::Result<ExitCode> {
+    let body = arguments.request_body()?;
+    block_on(wait_and_run(arguments, body)).map(ExitCode::from)
 }
 
-async fn wait_and_run(arguments: &Run, body: RequestBody) -> anyhow::Result<u8> {
-    let voice = Voice { is_quiet: arguments.quiet, bars: None };
-    // Listened for before anything is asked for: from here on every way out is ours.
-    let mut signals = Signals::listen()?;
-    let asked = Instant::now();
+async fn wait_and_run(arguments: &RunArgs, body: RequestBody) -> anyhow::Result<u8> {
+    let printer = MessagePrinter { is_quiet: arguments.quiet, bars: None };
+    // From here on signals end the command in an orderly way.
+    let mut signals = SignalListener::listen_all()?;
+    let requested_at = Instant::now();
     let agent = tokio::select! {
-        agent = arguments.connect.local_agent("`gpupool run` starts its command") => agent?,
-        signal = signals.next_to_end() => return Ok(exit_code(signal)),
+        agent = arguments.endpoint_args.local_agent("`gpupool run` starts its command") => agent?,
+        signal = signals.next_termination() => return Ok(exit_code(signal)),
     };
-    match waiting::wait(agent.client(), body, arguments.wish.wait(), &mut signals, &voice).await? {
-        Turn::Cancelled(signal) => {
-            voice.note("cancelled; nothing waits any more");
+    match lease_wait::wait_for_lease(agent.client(), body, arguments.request_args.wait_limit(), &mut signals, &printer)
+        .await?
+    {
+        LeaseWaitOutcome::Cancelled(signal) => {
+            printer.info("cancelled; the request left the queue");
             Ok(exit_code(signal))
         }
-        Turn::Granted(guard) => {
-            let (waited, on) = (shown_finely(asked.elapsed()), devices(&guard.lease()));
-            let (code, begun) = run_on(arguments, &agent, guard, &mut signals, &voice).await?;
-            let ran = begun.map(|begun: Instant| shown_finely(begun.elapsed()));
-            voice.note(match ran {
+        LeaseWaitOutcome::Granted(guard) => {
+            let (waited, on) = (format_short_duration(requested_at.elapsed()), device_list(&guard.lease()));
+            let (code, started_at) = run_on_lease(arguments, &agent, guard, &mut signals, &printer).await?;
+            let ran = started_at.map(|started_at: Instant| format_short_duration(started_at.elapsed()));
+            printer.info(match ran {
                 Some(ran) => format!("waited {waited}, ran {ran} on {on}, exit code {code}"),
-                None => format!("waited {waited} for {on}, did not run, exit code {code}"),
+                None => format!("waited {waited} for {on}, not run, exit code {code}"),
             });
             Ok(code)
         }
     }
 }
 
-/// Runs the command on what was granted, and gives it back whatever happens. The exit code, and when it began to run.
-async fn run_on(
-    arguments: &Run,
+/// Runs the command on the lease and releases it. Returns the exit code and the start time.
+async fn run_on_lease(
+    arguments: &RunArgs,
     agent: &LocalAgent,
     guard: LeaseGuard,
-    signals: &mut Signals,
-    voice: &Voice,
+    signals: &mut SignalListener,
+    printer: &MessagePrinter,
 ) -> anyhow::Result<(u8, Option<Instant>)> {
     let lease = guard.lease();
     let mut guard = Some(guard);
-    let mut started = match start(agent, &mut guard, &lease, arguments, voice).await {
-        Ok(started) => started,
+    let mut command = match start(agent, &mut guard, &lease, arguments, printer).await {
+        Ok(command) => command,
         Err(error) => {
-            voice.warn(&error.why);
-            give_back(agent.client(), lease.id, voice).await;
+            printer.warn(&error.why);
+            release_lease(agent.client(), lease.id, printer).await;
             return Ok((error.exit_code, None));
         }
     };
-    let begun = Instant::now();
-    let followed = follow(&mut started, signals, arguments, voice).await;
-    let (kills, stuck) = (started.memory.kills(&started.job), started.job.stuck_processes());
-    // An error above leaves the command running; dropping it ends it, before its GPUs are somebody else's.
-    drop(started.job);
-    let released = give_back(agent.client(), lease.id, voice).await;
-    let (end, cut) = followed?;
-    let ended = Ended { end, cut, kills, stuck, lost: released.as_ref().and_then(loss_before_release) };
-    for message in ended.messages(arguments) {
-        voice.warn(message);
+    let started_at = Instant::now();
+    let followed = follow(&mut command, signals, arguments, printer).await;
+    let (kills, stuck) = (command.memory.oom_kills(&command.job), command.job.stuck_processes());
+    // After an error above the command still runs; dropping the job ends it before its GPUs are granted to others.
+    drop(command.job);
+    let released = release_lease(agent.client(), lease.id, printer).await;
+    let (end, early_end) = followed?;
+    let ended = CommandOutcome { end, early_end, kills, stuck, lost: released.as_ref().and_then(loss_before_release) };
+    for message in ended.warnings(arguments) {
+        printer.warn(message);
     }
-    Ok((ended.exit_code(), Some(begun)))
+    Ok((ended.exit_code(), Some(started_at)))
 }
 
-/// Gives the lease back. Where the agent is away it sees our end instead.
-async fn give_back(client: &AgentClient, lease: u64, voice: &Voice) -> Option<LeaseBody> {
+/// Releases the lease. If the agent is unreachable, it notices the end of this process instead.
+async fn release_lease(client: &AgentClient, lease: u64, printer: &MessagePrinter) -> Option<LeaseBody> {
     match client.release_within(lease, LOCAL_RELEASE_PATIENCE).await {
         Ok(lease) => lease,
         Err(error) if error.is_transient() => {
-            voice.warn(format_args!("the agent is away; it takes lease {lease} back when it is there again"));
+            printer.warn(format_args!("the agent is unreachable; it releases lease {lease} when it is back"));
             None
         }
         Err(error) => {
-            voice.warn(format_args!("lease {lease} could not be given back ({error}); it ends by itself"));
+            printer.warn(format_args!("cannot release lease {lease} ({error}); it will expire"));
             None
         }
     }
 }
 
-/// Everything known about the end of a command.
+/// End of a command, and everything that affected it.
 #[derive(Debug)]
-struct Ended {
+struct CommandOutcome {
     end: JobEnd,
-    /// Why we ended it, where we did.
-    cut: Option<Cut>,
-    /// Processes the kernel killed for want of memory.
+    /// Reason if gpupool ended the command.
+    early_end: Option<EarlyEnd>,
+    /// Number of processes that the kernel killed because of the memory limit.
     kills: u64,
-    /// Processes that could not be killed.
+    /// Number of processes that could not be killed.
     stuck: u32,
-    /// That the lease had been lost, where only giving it back showed it.
+    /// Reason if the lease turned out to be lost on release.
     lost: Option<String>,
 }
 
-impl Ended {
-    /// What a script can rely on.
+impl CommandOutcome {
+    /// Returns the exit code of `gpupool run`.
     fn exit_code(&self) -> u8 {
-        match (&self.cut, &self.lost) {
-            (Some(Cut::TimedOut), _) => 124,
-            (Some(Cut::Memory(_)), _) => 137,
-            (Some(Cut::Lost(_)), _) | (None, Some(_)) => 1,
+        match (&self.early_end, &self.lost) {
+            (Some(EarlyEnd::TimedOut), _) => 124,
+            (Some(EarlyEnd::Memory(_)), _) => 137,
+            (Some(EarlyEnd::Lost(_)), _) | (None, Some(_)) => 1,
             (None, None) => u8::try_from(self.end.exit_code()).unwrap_or(u8::MAX),
         }
     }
 
-    /// What went wrong, where something did.
-    fn messages(&self, asked: &Run) -> Vec<String> {
-        let most = asked.wish.host_memory.unwrap_or_default();
+    /// Returns the warnings to print.
+    fn warnings(&self, arguments: &RunArgs) -> Vec<String> {
+        let most = arguments.request_args.host_memory.unwrap_or_default();
         let mut messages = Vec::new();
-        match (&self.cut, &self.lost) {
-            (Some(Cut::TimedOut), _) => {
-                let time = shown_finely(asked.timeout.unwrap_or_default());
-                messages.push(format!("the command was ended after {time} (--timeout)"));
+        match (&self.early_end, &self.lost) {
+            (Some(EarlyEnd::TimedOut), _) => {
+                let time = format_short_duration(arguments.timeout.unwrap_or_default());
+                messages.push(format!("the command exceeded its time limit of {time} (--timeout)"));
             }
-            (Some(Cut::Memory(excess)), _) => messages.push(format!("the command was killed: {excess}")),
-            // Said when it happened.
-            (Some(Cut::Lost(_)), _) | (None, None) => {}
+            (Some(EarlyEnd::Memory(excess)), _) => messages.push(format!("the command was killed: {excess}")),
+            // Already reported when it happened.
+            (Some(EarlyEnd::Lost(_)), _) | (None, None) => {}
             (None, Some(why)) => messages.push(format!("the lease was lost ({why})")),
         }
-        if self.kills > 0 && !matches!(self.cut, Some(Cut::Memory(_))) {
-            let killed = processes(self.kills);
+        if self.kills > 0 && !matches!(self.early_end, Some(EarlyEnd::Memory(_))) {
+            let killed = process_count(self.kills);
             messages.push(format!(
-                "the kernel killed {killed} of the command: it used more than {most} MiB of host memory"
+                "the kernel killed {killed} of the command, which used more than {most} MiB of host memory"
             ));
         }
         if self.stuck > 0 {
-            let left = processes(self.stuck.into());
-            messages.push(format!("{left} of the command could not be killed, and may still use the GPU"));
+            let left = process_count(self.stuck.into());
+            messages.push(format!("{left} of the command cannot be killed and may still use the GPU"));
         }
         messages
     }
 }
 
-fn processes(count: u64) -> String {
+fn process_count(count: u64) -> String {
     if count == 1 { "1 process".into() } else { format!("{count} processes") }
 }
 
-/// `GPU 0 (H100, half)`.
-fn devices(lease: &LeaseBody) -> String {
+/// Formats the devices of a lease, such as `0.5 of GPU 0 (H100)`.
+fn device_list(lease: &LeaseBody) -> String {
     if lease.devices.is_empty() {
         return "no GPU".into();
     }
@@ -242,17 +262,17 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct TestArgs {
         #[command(flatten)]
-        run: Run,
+        run: RunArgs,
     }
 
-    fn parse(arguments: &[&str]) -> Run {
-        Line::try_parse_from(["run"].iter().chain(arguments)).unwrap_or_else(|error| panic!("{error}")).run
+    fn parse(arguments: &[&str]) -> RunArgs {
+        TestArgs::try_parse_from(["run"].iter().chain(arguments)).unwrap_or_else(|error| panic!("{error}")).run
     }
 
     #[test]
-    fn what_is_asked_for_becomes_the_request() {
+    fn options_become_the_request() {
         let run = parse(&[
             "--gpus",
             "2",
@@ -277,7 +297,7 @@ mod tests {
             "-c",
             "pass",
         ]);
-        let body = run.request().unwrap();
+        let body = run.request_body().unwrap();
         assert_eq!((body.gpus, body.memory_mib, body.host_memory_mib), (Some(2), Some(8192), Some(16384)));
         assert_eq!((body.wait_limit_secs, body.queue, body.priority), (Some(600.0), None, Some(-3)));
         assert!(body.max_duration_secs.is_some_and(|secs| secs > 7200.0), "the lease ends after the command");
@@ -287,25 +307,25 @@ mod tests {
     }
 
     #[test]
-    fn options_after_the_command_are_its_own() {
+    fn options_after_the_command_belong_to_it() {
         let run = parse(&["nvidia-smi", "--quiet", "-L"]);
         assert!(!run.quiet);
         assert_eq!(run.command, ["nvidia-smi", "--quiet", "-L"]);
     }
 
     #[test]
-    fn not_waiting_is_said_in_two_ways() {
+    fn no_wait_and_a_wait_of_zero_are_the_same() {
         for arguments in [&["--no-wait", "--", "true"][..], &["--wait", "0", "--", "true"]] {
-            let body = parse(arguments).request().unwrap();
+            let body = parse(arguments).request_body().unwrap();
             assert_eq!((body.queue, body.wait_limit_secs), (Some(false), None), "{arguments:?}");
         }
     }
 
     #[test]
-    fn wrong_amounts_are_named_with_what_is_allowed() {
-        let refused = |arguments: &[&str]| match Line::try_parse_from(["run"].iter().chain(arguments)) {
+    fn wrong_values_are_refused_with_the_allowed_ones() {
+        let refused = |arguments: &[&str]| match TestArgs::try_parse_from(["run"].iter().chain(arguments)) {
             Err(error) => error.to_string(),
-            Ok(line) => line.run.request().expect_err("this should be refused").to_string(),
+            Ok(line) => line.run.request_body().expect_err("this should be refused").to_string(),
         };
         for (arguments, named, allowed) in [
             (&["--memory", "8apples", "--", "true"][..], "8apples", "8GiB"),
@@ -323,18 +343,18 @@ mod tests {
     }
 
     #[test]
-    fn what_we_did_to_the_command_decides_before_how_it_ended() {
-        let ended = |end, cut, lost: Option<&str>| {
+    fn an_end_by_gpupool_decides_the_exit_code() {
+        let ended = |end, early_end, lost: Option<&str>| {
             let lost = lost.map(str::to_owned);
-            Ended { end, cut, kills: 0, stuck: 0, lost }.exit_code()
+            CommandOutcome { end, early_end, kills: 0, stuck: 0, lost }.exit_code()
         };
-        let lost = || Some(Cut::Lost("revoked".into()));
+        let lost = || Some(EarlyEnd::Lost("revoked".into()));
         let too_much = BoundExceeded::HostMemory { used: Some(2), allowed: 1 };
         assert_eq!(ended(JobEnd::Exited(3), None, None), 3);
         assert_eq!(ended(JobEnd::Signalled(15), None, None), 143);
-        assert_eq!(ended(JobEnd::Exited(0), Some(Cut::TimedOut), None), 124);
-        assert_eq!(ended(JobEnd::Signalled(9), Some(Cut::TimedOut), Some("expired")), 124);
-        assert_eq!(ended(JobEnd::Signalled(9), Some(Cut::Memory(too_much)), None), 137);
+        assert_eq!(ended(JobEnd::Exited(0), Some(EarlyEnd::TimedOut), None), 124);
+        assert_eq!(ended(JobEnd::Signalled(9), Some(EarlyEnd::TimedOut), Some("expired")), 124);
+        assert_eq!(ended(JobEnd::Signalled(9), Some(EarlyEnd::Memory(too_much)), None), 137);
         assert_eq!(ended(JobEnd::Signalled(15), lost(), None), 1);
         assert_eq!(ended(JobEnd::Exited(0), None, Some("revoked")), 1);
     }

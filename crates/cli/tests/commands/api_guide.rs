@@ -1,30 +1,30 @@
-//! What docs/api.md tells people to type gives the answers it says.
+//! The commands of docs/api.md return the documented responses.
 
 use std::path::Path;
 use std::process::Command;
 
 use gpupool_testkit::TestAgent;
 
-/// A command of the guide, and what stands behind its `#`: a status, perhaps followed by `: ` and a few words.
-struct Example {
+/// Command of the guide, and the status after its `#`, optionally followed by `: ` and a few words.
+struct GuideExample {
     command: String,
     status: String,
     words: String,
 }
 
-fn examples() -> Vec<Example> {
+fn examples() -> Vec<GuideExample> {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
     let text = std::fs::read_to_string(guide).unwrap();
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let example = |line: &str| {
-        let (command, said) = line.rsplit_once('#').unwrap_or_else(|| panic!("no status behind {line:?}"));
-        let (status, words) = said.trim().split_once(": ").unwrap_or((said.trim(), ""));
-        Example { command: command.trim().into(), status: status.into(), words: words.into() }
+        let (command, printed) = line.rsplit_once('#').unwrap_or_else(|| panic!("no status behind {line:?}"));
+        let (status, words) = printed.trim().split_once(": ").unwrap_or((printed.trim(), ""));
+        GuideExample { command: command.trim().into(), status: status.into(), words: words.into() }
     };
     blocks.flat_map(str::lines).map(example).collect()
 }
 
-/// Body and status of the answer.
+/// Runs the command and returns body and status of the response.
 fn run(command: &str) -> (String, String) {
     let script = format!("curl() {{ command curl -sS -w '\\n%{{http_code}}' \"$@\"; }}; {command}");
     let output = Command::new("sh").args(["-c", &script]).output().unwrap();
@@ -34,7 +34,7 @@ fn run(command: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn every_example_of_the_guide_is_answered_as_it_says() {
+async fn every_example_of_the_guide_returns_the_documented_status() {
     let agent = TestAgent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("2xH100").start().await;
     let socket = agent.socket().to_str().unwrap();
     let examples = examples();

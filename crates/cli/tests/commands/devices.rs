@@ -1,4 +1,4 @@
-//! `gpupool devices` and `gpupool doctor`, as a person or a program runs them, on machines made of files.
+//! `gpupool devices` and `gpupool doctor` on machines made of files.
 
 use std::fs;
 use std::path::Path;
@@ -8,11 +8,11 @@ use nvml_standin::machines::server_scenario;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A machine without any GPU, library or tool, where a test puts what it needs.
-struct Machine(TempDir);
+/// Machine without GPUs, libraries or tools, to which a test adds files.
+struct FileMachine(TempDir);
 
-impl Machine {
-    fn bare() -> Self {
+impl FileMachine {
+    fn empty() -> Self {
         let machine = Self(TempDir::new().unwrap());
         for folder in ["sys", "proc", "dev", "etc"] {
             fs::create_dir(machine.path().join(folder)).unwrap();
@@ -31,12 +31,13 @@ impl Machine {
         self
     }
 
-    /// A program that prints a text.
+    /// Adds a program that prints a text.
     fn tool(&self, name: &str, prints: &str) -> &Self {
         self.script(name, &format!("cat <<'END'\n{prints}\nEND\n"))
     }
 
-    /// A program. Another process writes it: a file that some test of this process has open for writing cannot be run.
+    /// Adds a program. Another process writes it, because a file that a test of this process has open for writing
+    /// cannot be run.
     fn script(&self, name: &str, lines: &str) -> &Self {
         let text = format!("{name}.text");
         self.write(&text, &format!("#!/bin/sh\n{lines}"));
@@ -45,7 +46,7 @@ impl Machine {
         self
     }
 
-    /// An AMD card as the kernel shows it.
+    /// Adds an AMD card as the kernel shows it.
     fn with_card(&self) -> &Self {
         let card = "sys/class/drm/card1/device";
         self.write(&format!("{card}/vendor"), "0x1002\n")
@@ -86,17 +87,17 @@ const CSV: &str = "index, uuid, name, pci.bus_id, memory.total [MiB], memory.use
 0, GPU-11111111-2222-3333-4444-555555555555, NVIDIA L4, 00000000:01:00.0, 23034 MiB, 512 MiB, [N/A], 41, 16.52 W, 72.00 W, 550.90.07";
 
 #[test]
-fn a_machine_without_a_gpu_says_so_and_that_is_fine() {
-    let machine = Machine::bare();
+fn a_machine_without_a_gpu_is_not_an_error() {
+    let machine = FileMachine::empty();
     let output = machine.gpupool(&["devices"]);
     assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"no GPU found\n"[..]));
-    let said = parsed(&machine.gpupool(&["devices", "--json"]));
-    assert_eq!(said, json!({"devices": [], "links": [], "warnings": [], "error": null}));
+    let printed = parsed(&machine.gpupool(&["devices", "--json"]));
+    assert_eq!(printed, json!({"devices": [], "links": [], "warnings": [], "error": null}));
 }
 
 #[test]
 fn an_amd_card_is_read_from_the_kernels_files() {
-    let machine = Machine::bare();
+    let machine = FileMachine::empty();
     let output = machine.with_card().gpupool(&["devices", "--json"]);
     assert_eq!(output.status.code(), Some(0));
     let device = &parsed(&output)["devices"][0];
@@ -108,26 +109,26 @@ fn an_amd_card_is_read_from_the_kernels_files() {
 }
 
 #[test]
-fn nvidia_devices_are_read_through_the_library_the_loader_finds_by_either_of_its_names() {
+fn nvidia_devices_are_read_through_the_library_under_either_name() {
     for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
-        let machine = Machine::bare();
+        let machine = FileMachine::empty();
         let library = nvml_standin::install_library(machine.path(), &server_scenario(2), &[]).unwrap();
         fs::rename(library, machine.path().join(name)).unwrap();
         let mut command = machine.command(&["devices", "--json"]);
         let output = command.env_remove("GPUPOOL_NVML").env("LD_LIBRARY_PATH", machine.path()).output().unwrap();
-        let said = parsed(&output);
-        assert_eq!(said["devices"].as_array().unwrap().len(), 2, "{name}: {said}");
-        assert_eq!(said["devices"][1]["memory_total_mib"], 81_559);
-        assert_eq!(said["links"], json!([{"a": 0, "b": 1, "kind": "nvlink", "lanes": 18}]));
-        // The machine is made of files and no namespace is known, so nothing is said of whose a process is.
-        assert_eq!(said["devices"][1]["processes"][0]["pid"], 4001);
-        assert!(said["devices"][1]["processes"][0]["unattributed"].is_string());
+        let printed = parsed(&output);
+        assert_eq!(printed["devices"].as_array().unwrap().len(), 2, "{name}: {printed}");
+        assert_eq!(printed["devices"][1]["memory_total_mib"], 81_559);
+        assert_eq!(printed["links"], json!([{"a": 0, "b": 1, "kind": "nvlink", "lanes": 18}]));
+        // The machine is made of files and its namespaces are unknown, so processes are not attributed.
+        assert_eq!(printed["devices"][1]["processes"][0]["pid"], 4001);
+        assert!(printed["devices"][1]["processes"][0]["unattributed"].is_string());
     }
 }
 
 #[test]
-fn a_tool_stands_in_where_the_library_is_not_installed() {
-    let machine = Machine::bare();
+fn a_tool_replaces_a_missing_library() {
+    let machine = FileMachine::empty();
     let fields = CSV.lines().next().unwrap().split(", ").map(|field| field.split(' ').next().unwrap());
     let known: Vec<String> = fields.map(|field| format!("echo '\"{field}\"'")).collect();
     machine.script(
@@ -139,14 +140,14 @@ fn a_tool_stands_in_where_the_library_is_not_installed() {
         ),
     );
     let output = machine.gpupool(&["devices", "--json"]);
-    let said = parsed(&output);
-    assert_eq!((output.status.code(), &said["devices"][0]["name"]), (Some(0), &json!("NVIDIA L4")), "{said}");
-    assert_eq!(said["devices"][0]["unsupported"][0], "utilization_percent");
+    let printed = parsed(&output);
+    assert_eq!((output.status.code(), &printed["devices"][0]["name"]), (Some(0), &json!("NVIDIA L4")), "{printed}");
+    assert_eq!(printed["devices"][0]["unsupported"][0], "utilization_percent");
 }
 
 #[test]
 fn a_driver_that_fails_is_a_named_error() {
-    let machine = Machine::bare();
+    let machine = FileMachine::empty();
     machine
         .tool("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.90");
     let output = machine.gpupool(&["devices", "--json"]);
@@ -158,17 +159,17 @@ fn a_driver_that_fails_is_a_named_error() {
 
 #[test]
 fn a_failing_vendor_is_a_warning_beside_the_devices_of_another() {
-    let machine = Machine::bare();
+    let machine = FileMachine::empty();
     machine.with_card().tool("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch");
     let output = machine.gpupool(&["devices", "--json"]);
-    let said = parsed(&output);
-    assert_eq!((output.status.code(), said["devices"].as_array().unwrap().len()), (Some(0), 1));
-    assert!(said["warnings"][0].as_str().unwrap().contains("different versions"), "{said}");
+    let printed = parsed(&output);
+    assert_eq!((output.status.code(), printed["devices"].as_array().unwrap().len()), (Some(0), 1));
+    assert!(printed["warnings"][0].as_str().unwrap().contains("different versions"), "{printed}");
 }
 
 #[test]
-fn one_source_can_be_forced_and_a_wrong_name_says_what_is_allowed() {
-    let machine = Machine::bare();
+fn one_source_can_be_selected_and_a_wrong_name_lists_the_allowed_ones() {
+    let machine = FileMachine::empty();
     machine.with_card();
     let forced = machine.command(&["devices", "--json"]).env("GPUPOOL_BACKEND", "nvidia").output().unwrap();
     assert_eq!(parsed(&forced)["devices"], json!([]));
@@ -178,8 +179,8 @@ fn one_source_can_be_forced_and_a_wrong_name_says_what_is_allowed() {
 }
 
 #[test]
-fn a_capture_is_read_in_the_format_it_has_or_the_one_it_is_said_to_have() {
-    let machine = Machine::bare();
+fn the_format_of_a_capture_is_detected_or_given() {
+    let machine = FileMachine::empty();
     machine.write("capture.csv", CSV).with_card();
     let guessed = parsed(&machine.gpupool(&["devices", "--json", "--from", "capture.csv"]));
     assert_eq!(guessed["devices"][0]["power_limit_w"], 72.0);
@@ -192,14 +193,14 @@ fn a_capture_is_read_in_the_format_it_has_or_the_one_it_is_said_to_have() {
     assert_eq!(parsed(&piped), guessed);
     let tree = parsed(&machine.gpupool(&["devices", "--json", "--from", ".", "--as", "sysfs"]));
     assert_eq!(tree["devices"][0]["memory_total_mib"], 65520);
-    // Everything in the folder is of one machine.
+    // All files in a folder belong to one machine.
     let both = parsed(&machine.gpupool(&["devices", "--json", "--from", "."]));
     assert_eq!(both["devices"].as_array().unwrap().len(), 2, "{both}");
 }
 
 #[test]
 fn a_capture_that_cannot_be_read_is_a_named_error() {
-    let machine = Machine::bare();
+    let machine = FileMachine::empty();
     machine.write("empty", "").write("letter", "Dear GPU,\nhow are you?\n").write("broken.tar.gz", "\u{1f}");
     let cases = [
         (vec!["--from", "nowhere"], "unreadable"),
@@ -211,8 +212,8 @@ fn a_capture_that_cannot_be_read_is_a_named_error() {
     ];
     for (args, code) in cases {
         let output = machine.gpupool(&[&["devices", "--json"], &args[..]].concat());
-        let said = parsed(&output);
-        assert_eq!((output.status.code(), &said["error"]["code"]), (Some(1), &json!(code)), "{args:?}: {said}");
+        let printed = parsed(&output);
+        assert_eq!((output.status.code(), &printed["error"]["code"]), (Some(1), &json!(code)), "{args:?}: {printed}");
     }
     let wrong = machine.gpupool(&["devices", "--from", "letter", "--as", "poem"]);
     assert_eq!(wrong.status.code(), Some(2), "a format that does not exist is wrong usage");
@@ -220,7 +221,7 @@ fn a_capture_that_cannot_be_read_is_a_named_error() {
 
 #[test]
 fn simulated_devices_are_the_same_every_time() {
-    let machine = Machine::bare();
+    let machine = FileMachine::empty();
     let read = || parsed(&machine.gpupool(&["devices", "--json", "--simulate", "2xMI300X,1xRTX4090"]));
     let (one, other) = (read(), read());
     let vendors: Vec<&str> = one["devices"].as_array().unwrap().iter().map(|d| d["vendor"].as_str().unwrap()).collect();
@@ -235,24 +236,24 @@ fn simulated_devices_are_the_same_every_time() {
 }
 
 #[test]
-fn the_doctor_says_what_is_wrong_and_what_to_do() {
-    let machine = Machine::bare();
+fn doctor_reports_problems_with_remedies() {
+    let machine = FileMachine::empty();
     let gpu = "sys/bus/pci/devices/0000:01:00.0";
     machine.write(&format!("{gpu}/vendor"), "0x10de\n").write(&format!("{gpu}/device"), "0x27b8\n");
     machine.write(&format!("{gpu}/class"), "0x030200\n");
     machine.write("dev/kmsg", "4,811,9000,-;NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n");
     let output = machine.gpupool(&["doctor", "--json"]);
-    let said = parsed(&output);
-    assert!(said.to_string().contains("Xid 79"), "{said}");
-    let worst = said["findings"].as_array().unwrap().iter().find(|finding| finding["severity"] == "error");
-    let worst = worst.unwrap_or_else(|| panic!("a GPU without a driver is no error: {said}"));
+    let printed = parsed(&output);
+    assert!(printed.to_string().contains("Xid 79"), "{printed}");
+    let worst = printed["findings"].as_array().unwrap().iter().find(|finding| finding["severity"] == "error");
+    let worst = worst.unwrap_or_else(|| panic!("a GPU without a driver is no error: {printed}"));
     assert_eq!(output.status.code(), Some(1));
     assert!(!worst["remedy"].as_str().unwrap().is_empty() && !worst["evidence"].as_array().unwrap().is_empty());
 }
 
 #[test]
-fn a_bundle_is_read_back_as_the_machine_it_was_made_on() {
-    let machine = Machine::bare();
+fn a_bundle_reads_back_as_the_same_machine() {
+    let machine = FileMachine::empty();
     machine.with_card();
     let here = parsed(&machine.gpupool(&["devices", "--json"]));
     let made = machine.gpupool(&["doctor", "--bundle", "report.tar.gz"]);

@@ -1,4 +1,4 @@
-//! The documentation is true where a program can tell: links and paths exist, commands run, code parses.
+//! Checks the documentation: links and paths exist, commands run, code parses.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use gpupool_testkit::TestAgent;
 
-/// Pages whose commands are run by this file, against a simulated agent of their own.
+/// Pages whose commands this file runs against a simulated agent.
 const RUN_HERE: &[&str] = &[
     "cli.md",
     "configuration.md",
@@ -46,8 +46,8 @@ fn file_name(page: &Path) -> &str {
     page.file_name().unwrap().to_str().unwrap()
 }
 
-/// Code blocks with their languages.
-fn blocks(text: &str) -> Vec<(String, String)> {
+/// Returns the code blocks with their languages.
+fn code_blocks(text: &str) -> Vec<(String, String)> {
     let mut blocks = Vec::new();
     let mut open: Option<(String, String)> = None;
     for line in text.lines() {
@@ -61,8 +61,8 @@ fn blocks(text: &str) -> Vec<(String, String)> {
     blocks
 }
 
-/// The text without its code blocks.
-fn prose(text: &str) -> String {
+/// Returns the text without its code blocks.
+fn text_without_code(text: &str) -> String {
     let mut inside = false;
     let lines = text.lines().filter(|line| {
         let is_fence = line.trim_start().starts_with("```");
@@ -72,20 +72,20 @@ fn prose(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The name that GitHub gives to a heading.
+/// Returns the anchor that GitHub gives to a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.to_lowercase().replace(' ', "-");
     kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect()
 }
 
-fn anchors(page: &Path) -> Vec<String> {
-    let text = prose(&fs::read_to_string(page).unwrap());
+fn heading_anchors(page: &Path) -> Vec<String> {
+    let text = text_without_code(&fs::read_to_string(page).unwrap());
     let headings = text.lines().filter_map(|line| line.strip_prefix('#'));
     headings.map(|heading| anchor(heading.trim_start_matches('#').trim())).collect()
 }
 
-/// What stands between two marks, each time.
-fn between<'a>(text: &'a str, start: &'a str, end: char) -> impl Iterator<Item = &'a str> {
+/// Returns each text between two marks.
+fn texts_between<'a>(text: &'a str, start: &'a str, end: char) -> impl Iterator<Item = &'a str> {
     text.split(start).skip(1).filter_map(move |rest| rest.split(end).next())
 }
 
@@ -93,15 +93,18 @@ fn between<'a>(text: &'a str, start: &'a str, end: char) -> impl Iterator<Item =
 fn every_link_leads_somewhere() {
     let mut count = 0;
     for page in pages() {
-        let text = prose(&fs::read_to_string(&page).unwrap());
-        let links =
-            between(&text, "](", ')').chain(between(&text, "src=\"", '"')).chain(between(&text, "srcset=\"", '"'));
+        let text = text_without_code(&fs::read_to_string(&page).unwrap());
+        let links = texts_between(&text, "](", ')').chain(texts_between(&text, "src=\"", '"')).chain(texts_between(
+            &text,
+            "srcset=\"",
+            '"',
+        ));
         for link in links.filter(|link| !link.contains("://")) {
             let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
             let target = if path.is_empty() { page.clone() } else { page.parent().unwrap().join(path) };
             assert!(target.exists(), "{}: {link} leads nowhere", page.display());
             if !fragment.is_empty() {
-                let known = anchors(&target);
+                let known = heading_anchors(&target);
                 assert!(known.iter().any(|name| name == fragment), "{}: {link}: only {known:?}", page.display());
             }
             count += 1;
@@ -111,17 +114,17 @@ fn every_link_leads_somewhere() {
 }
 
 #[test]
-fn every_path_that_is_named_exists() {
+fn every_named_path_exists() {
     let folders = ["crates/", "docs/", "examples/", "tests/", "scripts/", "benches/", "deploy/", "python/", "fuzz/"];
     let mut count = 0;
     for page in pages().into_iter().filter(|page| file_name(page) != "CHANGELOG.md") {
-        for code in prose(&fs::read_to_string(&page).unwrap()).split('`').skip(1).step_by(2) {
+        for code in text_without_code(&fs::read_to_string(&page).unwrap()).split('`').skip(1).step_by(2) {
             let path = code.split(' ').next().unwrap();
-            // A name that is to be filled in may be that of a file which a program will write.
+            // A name with a placeholder may be a file that a program writes.
             if path.contains('<') || !folders.iter().any(|folder| path.starts_with(folder)) {
                 continue;
             }
-            // A pattern stands for files of a folder that exists.
+            // A pattern names files of an existing folder.
             let fixed = path.split(['*', '…', '{']).next().unwrap();
             let fixed = if fixed == path { fixed } else { fixed.rsplit_once('/').unwrap().0 };
             assert!(root().join(fixed).exists(), "{}: there is no {path}", page.display());
@@ -149,7 +152,7 @@ fn the_index_names_every_page() {
 fn every_code_block_is_checked_by_a_test() {
     for page in pages() {
         let name = file_name(&page);
-        for (language, code) in blocks(&fs::read_to_string(&page).unwrap()) {
+        for (language, code) in code_blocks(&fs::read_to_string(&page).unwrap()) {
             match language.as_str() {
                 "sh" | "console" => {
                     let lists = [RUN_HERE, RUN_ELSEWHERE, BUILDING];
@@ -159,7 +162,7 @@ fn every_code_block_is_checked_by_a_test() {
                     serde_json::from_str::<serde_json::Value>(&code)
                         .unwrap_or_else(|error| panic!("{name}: {error}\n{code}")),
                 ),
-                "toml" => can_be_shown(name, &code),
+                "toml" => check_settings(name, &code),
                 // python/tests/test_docs.py runs programs in Python, the documentation tests of the crates compile those in Rust.
                 "python" | "rust,no_run" => {}
                 // Output, configuration of other programs, drawings, and commands that change the machine.
@@ -170,8 +173,8 @@ fn every_code_block_is_checked_by_a_test() {
     }
 }
 
-/// The settings can be read, whether or not the files that they name exist.
-fn can_be_shown(page: &str, settings: &str) {
+/// Checks that the settings can be read. The files that they name need not exist.
+fn check_settings(page: &str, settings: &str) {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("gpupool.toml");
     fs::write(&file, settings).unwrap();
@@ -180,9 +183,9 @@ fn can_be_shown(page: &str, settings: &str) {
     assert!(output.status.success(), "{page}: {}\n{settings}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Commands of a page: lines of shell blocks, and those behind a `$` in blocks that show output too.
+/// Returns the commands of a page: lines of shell blocks, and lines after `$` in blocks with output.
 fn commands(text: &str) -> Vec<String> {
-    let lines = blocks(text).into_iter().flat_map(|(language, code)| {
+    let lines = code_blocks(text).into_iter().flat_map(|(language, code)| {
         let lines = code.lines().map(str::to_owned).collect::<Vec<_>>();
         match language.as_str() {
             "sh" => lines,
@@ -193,14 +196,14 @@ fn commands(text: &str) -> Vec<String> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// Stand-ins for the programs that the guides run on GPUs, and the files that they read.
-fn workplace(place: &Path) {
+/// Creates stand-ins for the programs that the guides run, and the files that they read.
+fn create_work_directory(place: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
     let programs = place.join("programs");
     for folder in ["programs", "data", ".local/share/bash-completion/completions"] {
         fs::create_dir_all(place.join(folder)).unwrap();
     }
-    // A worker that stays answers each line; everything else is done at once.
+    // A persistent worker answers each line; the other programs exit at once.
     let stand_in = "#!/bin/sh\ncase \"$*\" in *worker.py*) exec cat ;; esac\n";
     for path in ["python", "torchrun", "nvidia-smi", "gzip", "train", "../bench.sh"].map(|name| programs.join(name)) {
         fs::write(&path, stand_in).unwrap();
@@ -220,10 +223,10 @@ async fn every_command_of_the_guides_runs() {
             continue;
         }
         let place = tempfile::tempdir().unwrap();
-        workplace(place.path());
+        create_work_directory(place.path());
         let agent = TestAgent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("8xH100").start().await;
         let mut script = String::from("set -e\n");
-        // An agent runs already.
+        // An agent is running already.
         for command in commands.iter().filter(|command| !command.starts_with("gpupool serve")) {
             script += &format!("{}\n", command.replace("localhost:8000", agent.address()));
             count += 1;
@@ -234,7 +237,7 @@ async fn every_command_of_the_guides_runs() {
         bash.args(["--kill-after=10", "120", "bash", "-xc", &script]).current_dir(place.path());
         bash.env("PATH", path).env("HOME", place.path()).env("PORT", "0");
         bash.env("GPU_SERVICE_ENDPOINT", format!("unix:{}", agent.socket().display()));
-        // What the doctor finds must not depend on the machine.
+        // The result of doctor must not depend on this machine.
         for variable in ["SYS", "PROC", "DEV", "ETC", "NVML", "NVIDIA_SMI", "AMD_SMI", "ROCM_SMI"] {
             bash.env(format!("GPUPOOL_{variable}"), place.path().join("nowhere").join(variable));
         }
@@ -246,7 +249,7 @@ async fn every_command_of_the_guides_runs() {
 }
 
 #[test]
-fn commands_that_build_and_test_name_what_exists() {
+fn build_and_test_commands_name_existing_scripts_and_packages() {
     let mut count = 0;
     for page in pages().into_iter().filter(|page| BUILDING.contains(&file_name(page))) {
         for command in commands(&fs::read_to_string(&page).unwrap()) {
@@ -258,9 +261,10 @@ fn commands_that_build_and_test_name_what_exists() {
             for pair in words.windows(2) {
                 let name = pair[1];
                 match pair[0] {
-                    "-p" => assert!(package(name).join("Cargo.toml").is_file(), "{}: {command}", page.display()),
+                    "-p" => assert!(package_folder(name).join("Cargo.toml").is_file(), "{}: {command}", page.display()),
                     "--test" => {
-                        let crate_folder = package(words[words.iter().position(|word| *word == "-p").unwrap() + 1]);
+                        let crate_folder =
+                            package_folder(words[words.iter().position(|word| *word == "-p").unwrap() + 1]);
                         let tests = crate_folder.join("tests");
                         let exists = tests.join(name).is_dir() || tests.join(format!("{name}.rs")).is_file();
                         assert!(exists, "{}: {command}", page.display());
@@ -274,8 +278,8 @@ fn commands_that_build_and_test_name_what_exists() {
     assert!(count > 10, "{count}");
 }
 
-/// The folder of a package.
-fn package(name: &str) -> PathBuf {
+/// Returns the folder of a package.
+fn package_folder(name: &str) -> PathBuf {
     let folder = if name == "gpupool" { "cli" } else { name.strip_prefix("gpupool-").unwrap_or(name) };
     root().join("crates").join(folder)
 }

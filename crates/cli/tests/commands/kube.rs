@@ -1,4 +1,4 @@
-//! `gpupool kube check`, as a person or a program runs it.
+//! `gpupool kube check` through the real binary.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -15,7 +15,7 @@ fn gpupool(args: &[&str], stdin: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the binary starts");
-    // The program may have refused its arguments and gone before it reads.
+    // The program may have refused its arguments and exited before it reads.
     let _ = child.stdin.take().expect("a pipe").write_all(stdin);
     child.wait_with_output().expect("the binary ends")
 }
@@ -31,26 +31,26 @@ fn check_json(file: &str) -> (Option<i32>, Value) {
 }
 
 #[test]
-fn a_good_pod_is_one_sentence_and_exit_0() {
-    let (code, said) = check("half_amd.yaml");
+fn a_valid_pod_prints_one_sentence_and_exits_with_0() {
+    let (code, printed) = check("half_amd.yaml");
     assert_eq!(
-        said,
-        "pod default/gpu-workload: asks for 0.5 of 1 GPU (amd), 4000 MiB of its memory, isolation none, 2 CPUs, 8192 MiB \
+        printed,
+        "pod default/gpu-workload: requests 0.5 of 1 GPU (amd), 4000 MiB of its memory, isolation none, 2 CPUs, 8192 MiB \
          host memory\n"
     );
     assert_eq!(code, Some(0));
 }
 
 #[test]
-fn every_document_is_judged_and_one_error_is_exit_1() {
-    let (code, said) = check("mixed.yaml");
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 4, "{said}");
-    assert_eq!(lines[0], "deployment prod/serve: asks for 2 GPUs (nvidia), whole, isolation none, priority 10");
-    assert_eq!(lines[1], "pod default/web: asks for no GPU");
+fn every_document_is_checked_and_one_error_exits_with_1() {
+    let (code, printed) = check("mixed.yaml");
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines.len(), 4, "{printed}");
+    assert_eq!(lines[0], "deployment prod/serve: requests 2 GPUs (nvidia), whole, isolation none, priority 10");
+    assert_eq!(lines[1], "pod default/web: requests no GPU");
     assert!(
         lines[2].starts_with(
-            "pod default/greedy: error: annotation kaiwo.ai/gpu-fraction: \"1.5\" is not allowed, it must be "
+            "pod default/greedy: error: annotation kaiwo.ai/gpu-fraction: \"1.5\" is not allowed; it must be "
         ),
         "{}",
         lines[2]
@@ -60,23 +60,23 @@ fn every_document_is_judged_and_one_error_is_exit_1() {
 }
 
 #[test]
-fn what_amd_cannot_do_is_refused_with_the_alternatives() {
-    let (code, said) = check("mps_on_amd.yaml");
+fn isolation_that_amd_lacks_is_refused_with_the_alternatives() {
+    let (code, printed) = check("mps_on_amd.yaml");
     for word in ["kaiwo.ai/gpu-isolation", "mps", "amd.com/gpu", "none or time-slicing"] {
-        assert!(said.contains(word), "no {word} in: {said}");
+        assert!(printed.contains(word), "no {word} in: {printed}");
     }
     assert_eq!(code, Some(1));
 }
 
 #[test]
-fn malformed_yaml_is_named_by_line_and_column() {
-    let (code, said) = check("broken.yaml");
-    assert!(said.starts_with("document 1: error: ") && said.contains("line "), "{said}");
+fn malformed_yaml_is_reported_by_line_and_column() {
+    let (code, printed) = check("broken.yaml");
+    assert!(printed.starts_with("document 1: error: ") && printed.contains("line "), "{printed}");
     assert_eq!(code, Some(1));
 }
 
 #[test]
-fn json_answers_hold_a_request_that_the_pool_takes() {
+fn json_contains_a_request_that_the_pool_accepts() {
     let (code, answers) = check_json("shared.json");
     assert_eq!(code, Some(0));
     let answer = &answers[0];
@@ -96,7 +96,7 @@ fn json_answers_hold_a_request_that_the_pool_takes() {
 }
 
 #[test]
-fn json_answers_say_what_is_wrong_in_parts() {
+fn json_errors_have_separate_parts() {
     let (code, answers) = check_json("mixed.yaml");
     assert_eq!(code, Some(1));
     let verdicts: Vec<&Value> = answers.as_array().unwrap().iter().map(|answer| &answer["verdict"]).collect();
@@ -119,11 +119,11 @@ fn a_dash_reads_standard_input() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_exit_1_and_says_what_to_do() {
+fn an_unreadable_file_exits_with_1_and_a_remedy() {
     let output = gpupool(&["kube", "check", "missing.yaml"], b"");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("missing.yaml") && said.contains("give the path of a manifest"), "{said}");
+    assert!(printed.contains("missing.yaml") && printed.contains("give the path of a manifest"), "{printed}");
     let output = gpupool(&["kube", "check", "-"], b"\xff\xfe\x00");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("UTF-8"));
@@ -147,7 +147,7 @@ fn wrong_usage_is_exit_2() {
 }
 
 #[test]
-fn a_manifest_that_is_too_long_or_too_clever_is_refused_at_once() {
+fn a_huge_or_hostile_manifest_is_refused_at_once() {
     let long = vec![b'#'; 3 << 20];
     let output = gpupool(&["kube", "check", "-"], &long);
     assert_eq!(output.status.code(), Some(1));

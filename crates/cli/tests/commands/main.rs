@@ -1,4 +1,4 @@
-//! The other commands through the real binary, and what README and docs tell people to type.
+//! The other commands through the real binary, and the commands in README and docs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod api_guide;

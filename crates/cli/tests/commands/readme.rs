@@ -1,4 +1,4 @@
-//! What the README tells people to type works.
+//! The commands of the README work.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The commands of the README's shell blocks.
+/// Returns the commands in the shell blocks of the README.
 fn commands() -> Vec<String> {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
     let blocks = readme.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
@@ -18,14 +18,14 @@ fn commands() -> Vec<String> {
     lines.filter(|line| !line.is_empty()).collect()
 }
 
-/// An agent as the README starts it, but with a state and a port of its own, so that it is in nobody's way.
-struct Served {
+/// Agent started as in the README, but with its own state directory and port.
+struct ReadmeAgent {
     child: Child,
     state: TempDir,
     address: String,
 }
 
-impl Served {
+impl ReadmeAgent {
     fn start(arguments: &[&str]) -> Self {
         let state = tempfile::tempdir().unwrap();
         let mut program = program(arguments, state.path());
@@ -39,18 +39,18 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ReadmeAgent {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The program as the tests have it, on a machine without GPUs.
+/// Prepares the program of the tests on a machine without GPUs.
 fn program(arguments: &[&str], state: &Path) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_gpupool"));
     program.args(arguments).current_dir(root()).env("GPUPOOL_STATE_DIR", state);
-    // What the doctor says must not depend on the machine the tests run on.
+    // The result of doctor must not depend on this machine.
     for place in ["SYS", "PROC", "DEV", "ETC", "NVML", "NVIDIA_SMI", "AMD_SMI", "ROCM_SMI"] {
         program.env(format!("GPUPOOL_{place}"), state.join("nowhere").join(place));
     }
@@ -60,27 +60,27 @@ fn program(arguments: &[&str], state: &Path) -> Command {
 #[test]
 fn every_command_of_the_readme_runs() {
     let mut ran = 0;
-    let mut served = None;
+    let mut agent = None;
     let elsewhere = tempfile::tempdir().unwrap();
     for command in commands() {
         let words: Vec<&str> = command.split_whitespace().collect();
         let mut program = match words.as_slice() {
             ["cargo", "run", "--release", "--", "serve", rest @ ..] => {
                 let arguments: Vec<&str> = std::iter::once("serve").chain(rest.iter().copied()).collect();
-                served = Some(Served::start(&arguments));
+                agent = Some(ReadmeAgent::start(&arguments));
                 ran += 1;
                 continue;
             }
             ["cargo", "run", "--release", "--", rest @ ..] => {
-                program(rest, served.as_ref().map_or(elsewhere.path(), |served| served.state.path()))
+                program(rest, agent.as_ref().map_or(elsewhere.path(), |agent| agent.state.path()))
             }
             ["curl", rest @ ..] => {
-                let address = &served.as_ref().expect("an agent is started first").address;
+                let address = &agent.as_ref().expect("an agent is started first").address;
                 let mut curl = Command::new("curl");
                 curl.arg("--fail").args(rest.iter().map(|word| word.replace("localhost:8000", address)));
                 curl
             }
-            // Scripts would run these tests again: they must be there and be programs.
+            // The scripts would run these tests again, so they only have to exist.
             [script, ..] => {
                 assert!(root().join(script).is_file(), "{command}: there is no {script}");
                 continue;
@@ -90,20 +90,20 @@ fn every_command_of_the_readme_runs() {
         let output = program.output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{command}: {error}");
-        assert!(!output.stdout.is_empty(), "{command} says nothing");
+        assert!(!output.stdout.is_empty(), "{command} prints nothing");
         ran += 1;
     }
     assert!(ran >= 2, "the README shows what gpupool does");
 }
 
 #[test]
-fn the_readme_is_read_in_a_minute() {
+fn the_readme_is_short() {
     let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
-    assert!(readme.lines().count() <= 120, "the rest belongs into docs");
+    assert!(readme.lines().count() <= 120, "move the rest into docs");
 }
 
 #[test]
-fn ci_runs_the_test_command_of_the_readme_and_nothing_else() {
+fn ci_runs_only_the_test_command_of_the_readme() {
     assert!(commands().contains(&"scripts/test".to_owned()));
     let ci = std::fs::read_to_string(root().join(".ci/run")).unwrap();
     assert_eq!(ci.lines().last(), Some("exec scripts/test"));

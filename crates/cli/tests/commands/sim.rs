@@ -1,4 +1,4 @@
-//! `gpupool sim placement` as a user meets it.
+//! `gpupool sim placement` through the real binary.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -20,7 +20,7 @@ fn rows(arguments: &[&str]) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn json_has_a_row_for_each_trace_strategy_and_seed_with_the_promised_fields() {
+fn json_has_a_row_per_trace_strategy_and_seed_with_the_published_fields() {
     let rows = rows(&["--strategy", "fgd,first-fit", "--seeds", "1-2", "--json"]);
     assert_eq!(rows.len(), 4);
     for field in [
@@ -70,8 +70,8 @@ fn churn_reports_what_was_allocated_over_time() {
 }
 
 #[test]
-fn bad_input_says_what_is_wrong_and_what_there_is() {
-    for (arguments, code, says) in [
+fn bad_input_is_refused_with_the_available_values() {
+    for (arguments, code, expected_parts) in [
         (&["--trace", "nope"][..], 1, "lab"),
         (&["--seeds", "1-x"], 2, "\"1-x\""),
         (&["--seeds", "9"], 1, "no seed 9"),
@@ -84,6 +84,6 @@ fn bad_input_says_what_is_wrong_and_what_there_is() {
         let output = sim(arguments);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
-        assert!(error.contains(says), "{arguments:?}: {error}");
+        assert!(error.contains(expected_parts), "{arguments:?}: {error}");
     }
 }

@@ -1,11 +1,11 @@
-//! The commands of docs/tutorial.md work, from top to bottom, in one shell.
+//! The commands of docs/tutorial.md work from top to bottom in one shell.
 
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-/// The lines of the shell blocks as a script that stops at the first line that does not do what the page says.
-fn script(port: u16) -> String {
+/// Returns the shell blocks as a script that stops at the first line with another result than the page.
+fn tutorial_script(port: u16) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tutorial.md");
     let text = std::fs::read_to_string(page).unwrap();
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
@@ -13,7 +13,7 @@ fn script(port: u16) -> String {
         "set -e\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\nuntil_true() { until \"$@\" >/dev/null 2>&1; do sleep 0.1; done; }\n",
     );
     for line in blocks.flat_map(str::lines) {
-        // The tests have the program already.
+        // The tests have built the program already.
         if line.starts_with("cargo build") || line.starts_with("export PATH") {
             continue;
         }
@@ -22,10 +22,10 @@ fn script(port: u16) -> String {
             script += &format!("if {command}; then echo \"not refused: {}\" >&2; exit 1; fi\n", command.trim());
             continue;
         }
-        // Jobs that were ended make `wait` fail.
+        // Ended jobs make `wait` fail.
         let line = if line == "wait" { "wait || true".into() } else { line };
         script += &format!("{line}\n");
-        // A reader takes a moment between two commands; a script waits for what the next one relies on.
+        // A reader pauses between commands; the script waits for what the next command needs.
         if line.starts_with("gpupool serve") {
             script += "until_true gpupool status\n";
         } else if let Some((_, rest)) = line.split_once("run --owner ").filter(|_| line.contains('&')) {
@@ -44,7 +44,7 @@ fn every_command_of_the_tutorial_does_what_the_page_says() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let programs = Path::new(env!("CARGO_BIN_EXE_gpupool")).parent().unwrap().display();
     let mut bash = Command::new("timeout");
-    bash.args(["--kill-after=10", "120", "bash", "-c", &script(port)]).current_dir(place.path());
+    bash.args(["--kill-after=10", "120", "bash", "-c", &tutorial_script(port)]).current_dir(place.path());
     bash.env("PATH", format!("{programs}:{}", std::env::var("PATH").unwrap())).env("PORT", port.to_string());
     let output = bash.env("HOME", place.path()).output().unwrap();
     let shown = String::from_utf8_lossy(&output.stdout);

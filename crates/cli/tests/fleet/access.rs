@@ -1,13 +1,13 @@
-//! Endpoints that are reached in different ways, and know their client by different names.
+//! Endpoints with different transports and tokens.
 
 use gpupool_api::RequestBody;
 use gpupool_api::tokens::NewToken;
 use gpupool_client::{Balancing, Client, SecretString};
 
-use crate::common::{agent, quick, started};
+use crate::common::{agent, quick_polling, start_client};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_endpoint_is_reached_its_own_way_and_shown_its_own_token() {
+async fn each_endpoint_has_its_own_transport_and_token() {
     let folder = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
@@ -23,9 +23,9 @@ async fn each_endpoint_is_reached_its_own_way_and_shown_its_own_token() {
 
     let socket = format!("unix://{}", local.socket().display());
     let endpoints = format!("https://localhost:{},{socket},{}", encrypted.port(), plain.address());
-    let builder = quick(Client::builder().endpoints(&endpoints)).strategy(Balancing::RoundRobin);
+    let builder = quick_polling(Client::builder().endpoints(&endpoints)).strategy(Balancing::RoundRobin);
     let builder = builder.ca_file(&certificate).token(SecretString::new(&alice.secret));
-    let client = started(builder.token_for(plain.address(), SecretString::new(&bob.secret))).await;
+    let client = start_client(builder.token_for(plain.address(), SecretString::new(&bob.secret))).await;
     assert_eq!(client.pool_status().unwrap().healthy_endpoints, 3, "{:#?}", client.endpoints_info());
     let mut held = Vec::new();
     for _ in 0..3 {

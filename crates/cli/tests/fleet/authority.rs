@@ -1,4 +1,4 @@
-//! Who decides is learned once and remembered.
+//! The authority of an endpoint is detected once and remembered.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use gpupool_api::RequestBody;
 use gpupool_client::{ClientError, LeaseAuthority, LeaseLost};
 use gpupool_testkit::{ProxyMode, within_deadline};
 
-use crate::common::{Fleet, is_healthy, whole};
+use crate::common::{Fleet, request_whole_gpu, wait_for_health};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_with_statistics_alone_leaves_the_books_to_the_client() {
-    let fleet = Fleet::of(&["2xH100"]).await;
-    fleet.set(0, ProxyMode::StatisticsOnly);
+async fn the_client_accounts_for_leases_of_a_statistics_server() {
+    let fleet = Fleet::start(&["2xH100"]).await;
+    fleet.set_proxy_mode(0, ProxyMode::StatisticsOnly);
     let client = fleet.client().await;
     assert_eq!(client.pool_status().unwrap().authority, LeaseAuthority::Client);
-    let (first, second) = (whole(&client).await, whole(&client).await);
+    let (first, second) = (request_whole_gpu(&client).await, request_whole_gpu(&client).await);
     assert_ne!(first.gpu_id(), second.gpu_id(), "two in a row get two GPUs");
     let waits = tokio::spawn({
         let client = client.clone();
@@ -27,7 +27,7 @@ async fn a_server_with_statistics_alone_leaves_the_books_to_the_client() {
     first.release().await.unwrap();
     let third = within_deadline("what came free", waits).await.unwrap().unwrap();
     assert_eq!(third.gpu_id(), freed);
-    // The server has heard nothing of it.
+    // The server does not know the lease.
     assert_eq!(fleet.agents[0].client().pool().await.unwrap().active, 0);
     let parts = [(); 10].map(|()| RequestBody { fraction: Some(0.1), queue: Some(false), ..RequestBody::default() });
     second.release().await.unwrap();
@@ -40,35 +40,36 @@ async fn a_server_with_statistics_alone_leaves_the_books_to_the_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_decides_is_never_kept_books_beside() {
-    let fleet = Fleet::of(&["1xH100"]).await;
+async fn the_client_never_accounts_for_leases_of_an_agent() {
+    let fleet = Fleet::start(&["1xH100"]).await;
     let client = fleet.client().await;
     assert_eq!(client.pool_status().unwrap().authority, LeaseAuthority::Agent);
-    whole(&client).await.release().await.unwrap();
-    // A proxy in between that loses its routes, or lets nobody in.
+    request_whole_gpu(&client).await.release().await.unwrap();
+    // A proxy hides the routes or refuses every request.
     for path in [ProxyMode::StatisticsOnly, ProxyMode::Status(401), ProxyMode::Status(500)] {
-        fleet.set(0, path);
+        fleet.set_proxy_mode(0, path);
         let body = RequestBody { wait_limit_secs: Some(0.5), ..RequestBody::default() };
         let error = client.request(body).await.unwrap_err();
         assert_eq!(client.pool_status().unwrap().authority, LeaseAuthority::Agent, "{path:?}: {error}");
-        fleet.set(0, ProxyMode::Good);
+        fleet.set_proxy_mode(0, ProxyMode::Good);
         client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap();
-        is_healthy(&client, 0, true).await;
+        wait_for_health(&client, 0, true).await;
     }
     client.stop().await;
-    fleet.set(0, ProxyMode::StatisticsOnly);
+    fleet.set_proxy_mode(0, ProxyMode::StatisticsOnly);
     client.start().await.unwrap();
     let body = RequestBody { wait_limit_secs: Some(0.5), ..RequestBody::default() };
     assert!(client.request(body).await.is_err(), "remembered also by a client that was stopped");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_older_than_it_may_be_is_taken_back_and_its_next_use_says_so() {
-    let fleet = Fleet::of(&["1xH100", "1xH100"]).await;
-    fleet.set(1, ProxyMode::StatisticsOnly);
+async fn a_stale_assignment_is_reclaimed_and_its_next_use_fails() {
+    let fleet = Fleet::start(&["1xH100", "1xH100"]).await;
+    fleet.set_proxy_mode(1, ProxyMode::StatisticsOnly);
     for number in 0..2 {
-        let one = crate::common::quick(gpupool_client::Client::builder().endpoint(fleet.paths[number].address()));
-        let client = crate::common::started(one.stale_age(Duration::from_millis(300))).await;
+        let one =
+            crate::common::quick_polling(gpupool_client::Client::builder().endpoint(fleet.paths[number].address()));
+        let client = crate::common::start_client(one.stale_age(Duration::from_millis(300))).await;
         let lease = client.request(RequestBody { ttl_secs: Some(1.0), ..RequestBody::default() }).await.unwrap();
         lease.check_held().unwrap();
         let LeaseLost::Ended { cause, .. } = within_deadline("it to be lost", lease.wait_until_lost()).await else {

@@ -1,18 +1,18 @@
-//! The strategy really decides.
+//! Load balancing follows the strategy.
 
 use gpupool_api::RequestBody;
 use gpupool_client::{Balancing, Client};
 
-use crate::common::{Fleet, quick, started, whole};
+use crate::common::{Fleet, quick_polling, request_whole_gpu, start_client};
 
-/// How often each endpoint granted something.
-fn granted(client: &Client) -> Vec<u64> {
+/// Returns the number of grants of each endpoint.
+fn grants_per_endpoint(client: &Client) -> Vec<u64> {
     let metrics = client.detailed_metrics().unwrap();
     let endpoints = client.endpoints_info().unwrap();
     endpoints.iter().map(|endpoint| metrics.endpoints.details[&endpoint.endpoint_id].granted).collect()
 }
 
-/// How far counts are from what they should be: Pearson's statistic.
+/// Returns Pearson's chi-square statistic of the counts.
 fn chi_square(counts: &[u64], parts: &[f64]) -> f64 {
     let (all, whole): (u64, f64) = (counts.iter().sum(), parts.iter().sum());
     counts
@@ -25,17 +25,17 @@ fn chi_square(counts: &[u64], parts: &[f64]) -> f64 {
         .sum()
 }
 
-/// The value that two degrees of freedom pass by chance once in a thousand times.
-const RARE: f64 = 13.82;
+/// Value that chance exceeds once in a thousand cases with two degrees of freedom.
+const CHI_SQUARE_LIMIT: f64 = 13.82;
 
-async fn split(fleet: &Fleet, strategy: Balancing, clients: usize, each: usize) -> Vec<u64> {
+async fn grant_counts(fleet: &Fleet, strategy: Balancing, clients: usize, each: usize) -> Vec<u64> {
     let mut sum = vec![0; fleet.agents.len()];
     for _ in 0..clients {
-        let client = started(fleet.builder().strategy(strategy)).await;
+        let client = start_client(fleet.builder().strategy(strategy)).await;
         for _ in 0..each {
-            whole(&client).await.release().await.unwrap();
+            request_whole_gpu(&client).await.release().await.unwrap();
         }
-        for (all, here) in sum.iter_mut().zip(granted(&client)) {
+        for (all, here) in sum.iter_mut().zip(grants_per_endpoint(&client)) {
             *all += here;
         }
         client.stop().await;
@@ -45,31 +45,31 @@ async fn split(fleet: &Fleet, strategy: Balancing, clients: usize, each: usize) 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_split_as_the_strategy_says() {
-    let fleet = Fleet::of(&["8xH100", "4xH100", "4xH100"]).await;
-    // Several clients, so that it is not one that begins at a lucky place.
-    let even = split(&fleet, Balancing::RoundRobin, 5, 60).await;
-    assert!(chi_square(&even, &[1.0, 1.0, 1.0]) < RARE, "{even:?}");
-    let weighted = split(&fleet, Balancing::Weighted, 5, 60).await;
-    assert!(chi_square(&weighted, &[2.0, 1.0, 1.0]) < RARE, "{weighted:?}");
-    fleet.is_left_empty().await;
-    fleet.is_clean().await;
+async fn requests_are_distributed_by_the_strategy() {
+    let fleet = Fleet::start(&["8xH100", "4xH100", "4xH100"]).await;
+    // Several clients average out a lucky first endpoint.
+    let even = grant_counts(&fleet, Balancing::RoundRobin, 5, 60).await;
+    assert!(chi_square(&even, &[1.0, 1.0, 1.0]) < CHI_SQUARE_LIMIT, "{even:?}");
+    let weighted = grant_counts(&fleet, Balancing::Weighted, 5, 60).await;
+    assert!(chi_square(&weighted, &[2.0, 1.0, 1.0]) < CHI_SQUARE_LIMIT, "{weighted:?}");
+    fleet.wait_until_empty().await;
+    fleet.check_audit().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn availability_keeps_the_shares_level_and_fills_every_gpu() {
-    let fleet = Fleet::of(&["8xH100", "4xH100", "4xH100"]).await;
+async fn availability_keeps_shares_level_and_fills_every_gpu() {
+    let fleet = Fleet::start(&["8xH100", "4xH100", "4xH100"]).await;
     let client = fleet.client().await;
     let mut held = Vec::new();
     for _ in 0..8 {
-        held.push(whole(&client).await);
+        held.push(request_whole_gpu(&client).await);
     }
-    // Half of all is half of each.
-    assert_eq!(granted(&client), [4, 2, 2]);
+    // Half of all GPUs is half of each endpoint.
+    assert_eq!(grants_per_endpoint(&client), [4, 2, 2]);
     for _ in 0..8 {
-        held.push(whole(&client).await);
+        held.push(request_whole_gpu(&client).await);
     }
-    assert_eq!(granted(&client), [8, 4, 4]);
+    assert_eq!(grants_per_endpoint(&client), [8, 4, 4]);
     let mut ids: Vec<String> = held.iter().map(|lease| lease.global_gpu_id().unwrap()).collect();
     ids.sort();
     ids.dedup();
@@ -77,24 +77,24 @@ async fn availability_keeps_the_shares_level_and_fills_every_gpu() {
     let refused = client.request(RequestBody { queue: Some(false), ..RequestBody::default() }).await.unwrap_err();
     assert_eq!(refused.code(), Some("no_capacity"), "{refused}");
     drop(held);
-    fleet.is_left_empty().await;
+    fleet.wait_until_empty().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_at_once_are_spread_before_anybody_has_looked_again() {
-    let fleet = Fleet::of(&["4xH100", "4xH100"]).await;
-    let client = started(quick(Client::builder().endpoints(fleet.addresses()))).await;
-    let asked: Vec<_> = (0..8)
+async fn concurrent_requests_are_distributed_before_the_next_poll() {
+    let fleet = Fleet::start(&["4xH100", "4xH100"]).await;
+    let client = start_client(quick_polling(Client::builder().endpoints(fleet.addresses()))).await;
+    let received: Vec<_> = (0..8)
         .map(|_| {
             let client = client.clone();
             tokio::spawn(async move { client.request(RequestBody::default()).await.unwrap() })
         })
         .collect();
     let mut held = Vec::new();
-    for one in asked {
+    for one in received {
         held.push(one.await.unwrap());
     }
-    assert_eq!(granted(&client), [4, 4]);
+    assert_eq!(grants_per_endpoint(&client), [4, 4]);
     drop(held);
-    fleet.is_left_empty().await;
+    fleet.wait_until_empty().await;
 }

@@ -1,7 +1,7 @@
-//! Many workers of several clients want few GPUs of several agents, while agents are killed and paused and paths go wrong at
-//! random; afterwards everybody was served or told, nothing was held twice, and nothing is left.
+//! Workers of several clients compete for the GPUs of several agents while agents are killed and paused and proxies
+//! fail at random. Afterwards every request was served or refused, no GPU was leased twice, and nothing is left.
 //!
-//! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` make it larger, longer, or the same again.
+//! `GPUPOOL_CHAOS_CLIENTS`, `GPUPOOL_CHAOS_SECS` and `GPUPOOL_CHAOS_SEED` set size, duration and seed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,36 +14,36 @@ use gpupool_testkit::{ChaosRun, ProxyMode, SeededRng, within_deadline};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::common::{Fleet, is_healthy, quick};
+use crate::common::{Fleet, quick_polling, wait_for_health};
 
 const FLEET: [&str; 4] = ["4xH100", "2xH100", "2xA100", "1xH100"];
 const STRATEGIES: [Balancing; 3] = [Balancing::Availability, Balancing::RoundRobin, Balancing::Weighted];
 
-/// What came of all requests.
+/// Results of all requests.
 #[derive(Debug, Default)]
-struct Tally {
+struct ChaosTally {
     granted: u64,
     too_long: u64,
     unavailable: u64,
     full: u64,
     given_up: u64,
     lost: u64,
-    /// Leases that were handed out, by endpoint, with the worker they went to.
+    /// Granted leases by endpoint, with their worker.
     held: BTreeMap<(String, u64), String>,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
+async fn every_request_is_served_or_refused_and_nothing_is_leased_twice() {
     let chaos = ChaosRun::new("fleet", 30, 6);
     let ChaosRun { clients: workers, secs, seed, .. } = chaos;
     let mut chance = SeededRng::new(seed);
-    let mut fleet = Fleet::of(&FLEET).await;
-    let tally = Arc::new(Mutex::new(Tally::default()));
+    let mut fleet = Fleet::start(&FLEET).await;
+    let tally = Arc::new(Mutex::new(ChaosTally::default()));
     let until = Instant::now() + Duration::from_secs(secs);
     let mut running = JoinSet::new();
     let mut clients = Vec::new();
     for strategy in STRATEGIES {
-        let client = quick(Client::builder().endpoints(fleet.addresses())).strategy(strategy).build().unwrap();
+        let client = quick_polling(Client::builder().endpoints(fleet.addresses())).strategy(strategy).build().unwrap();
         client.start().await.unwrap();
         clients.push(client);
     }
@@ -60,21 +60,21 @@ async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
             client.trigger_endpoint_recovery(path.address()).await.unwrap();
         }
         for number in 0..FLEET.len() {
-            is_healthy(client, number, true).await;
+            wait_for_health(client, number, true).await;
         }
         assert_eq!(client.pool_status().unwrap().active_workers, 0);
     }
-    fleet.is_left_empty().await;
-    fleet.is_clean().await;
-    let granted = granted_anywhere(&fleet, &clients[0]).await;
+    fleet.wait_until_empty().await;
+    fleet.check_audit().await;
+    let granted = all_grants(&fleet, &clients[0]).await;
     let tally = tally.lock().unwrap();
     for (lease, worker) in &tally.held {
         assert_eq!(granted.get(lease), Some(worker), "{lease:?} was handed out and never granted");
     }
     assert!(tally.granted > workers && faults > 0, "{tally:?}");
     eprintln!(
-        "{faults} faults; {} granted, {} waited too long, {} told that nobody answers, {} told that all is full, {} gave \
-         up, {} lost; {} grants nobody was told of; seed {seed}",
+        "{faults} faults; {} granted, {} waited too long, {} reported that nobody answers, {} reported that all is full, {} gave \
+         up, {} lost; {} grants nobody was reported of; seed {seed}",
         tally.granted,
         tally.too_long,
         tally.unavailable,
@@ -85,8 +85,8 @@ async fn everybody_is_served_or_told_and_nothing_is_held_twice() {
     );
 }
 
-/// Every lease that ever was active, and whose it was.
-async fn granted_anywhere(fleet: &Fleet, client: &Client) -> BTreeMap<(String, u64), String> {
+/// Returns every lease that was ever active, with its owner.
+async fn all_grants(fleet: &Fleet, client: &Client) -> BTreeMap<(String, u64), String> {
     let mut granted = BTreeMap::new();
     for (agent, endpoint) in fleet.agents.iter().zip(client.endpoints_info().unwrap()) {
         for record in fetch_all_records(&agent.client()).await.unwrap() {
@@ -98,11 +98,11 @@ async fn granted_anywhere(fleet: &Fleet, client: &Client) -> BTreeMap<(String, u
     granted
 }
 
-async fn work(client: Client, number: u64, mut chance: SeededRng, tally: Arc<Mutex<Tally>>, until: Instant) {
-    let mut asked = 0;
+async fn work(client: Client, number: u64, mut chance: SeededRng, tally: Arc<Mutex<ChaosTally>>, until: Instant) {
+    let mut received = 0;
     while Instant::now() < until {
-        asked += 1;
-        let worker = format!("worker-{number}-{asked}");
+        received += 1;
+        let worker = format!("worker-{number}-{received}");
         let body = RequestBody {
             worker_id: Some(worker.as_str().into()),
             fraction: [None, None, Some(0.5), Some(0.1)][chance.below(4) as usize],
@@ -142,13 +142,13 @@ async fn work(client: Client, number: u64, mut chance: SeededRng, tally: Arc<Mut
             () = tokio::time::sleep(Duration::from_millis(chance.below(60))) => {}
         }
         if chance.percent_chance(80) {
-            // A server that is gone right now gets it back later, or ends it by itself.
+            // An unreachable agent gets the release later, or ends the lease by itself.
             let _ = lease.release().await;
         }
     }
 }
 
-impl Tally {
+impl ChaosTally {
     fn note(&mut self, error: &ClientError) {
         match error {
             ClientError::WaitedTooLong { .. } => self.too_long += 1,
@@ -160,7 +160,7 @@ impl Tally {
     }
 }
 
-/// Breaks and mends until the time is up; then everything is well again.
+/// Injects and clears faults until the time is up; everything works afterwards.
 async fn break_at_random(fleet: &mut Fleet, chance: &mut SeededRng, until: Instant) -> u32 {
     let mut faults = 0;
     while Instant::now() < until {
@@ -187,9 +187,9 @@ async fn break_at_random(fleet: &mut Fleet, chance: &mut SeededRng, until: Insta
                     ProxyMode::Status(500),
                     ProxyMode::Slow(Duration::from_millis(40)),
                 ];
-                fleet.set(number, paths[(other - 4) as usize]);
+                fleet.set_proxy_mode(number, paths[(other - 4) as usize]);
                 tokio::time::sleep(pause).await;
-                fleet.set(number, ProxyMode::Good);
+                fleet.set_proxy_mode(number, ProxyMode::Good);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the stories share.
+//! Helpers of all fleet tests.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use gpupool_testkit::{
     ClientObservations, FaultProxy, ProxyMode, TestAgent, TestAgentBuilder, TrailAudit, eventually, within_deadline,
 };
 
-/// Agents, each behind a path of its own.
+/// Agents, each behind its own proxy.
 pub struct Fleet {
     pub agents: Vec<TestAgent>,
     pub paths: Vec<FaultProxy>,
@@ -21,8 +21,8 @@ pub fn agent(devices: &str) -> TestAgentBuilder {
 }
 
 impl Fleet {
-    /// One agent for each of these, such as `4xH100`.
-    pub async fn of(devices: &[&str]) -> Self {
+    /// Starts one agent per device list, such as `4xH100`.
+    pub async fn start(devices: &[&str]) -> Self {
         let (mut agents, mut paths) = (Vec::new(), Vec::new());
         for devices in devices {
             let agent = agent(devices).start().await;
@@ -32,26 +32,26 @@ impl Fleet {
         Self { agents, paths }
     }
 
-    /// The addresses of all paths, with commas between.
+    /// Returns the addresses of all proxies, separated by commas.
     pub fn addresses(&self) -> String {
         self.paths.iter().map(FaultProxy::address).collect::<Vec<_>>().join(",")
     }
 
-    /// A client of all of them, that looks often.
+    /// Prepares a client of all agents with short polling intervals.
     pub fn builder(&self) -> ClientBuilder {
-        quick(Client::builder().endpoints(self.addresses()))
+        quick_polling(Client::builder().endpoints(self.addresses()))
     }
 
     pub async fn client(&self) -> Client {
-        started(self.builder()).await
+        start_client(self.builder()).await
     }
 
-    pub fn set(&self, number: usize, path: ProxyMode) {
+    pub fn set_proxy_mode(&self, number: usize, path: ProxyMode) {
         self.paths[number].set_mode(path);
     }
 
-    /// Takes every GPU of every agent, past the client that is tried.
-    pub async fn fill(&self) -> Vec<Vec<u64>> {
+    /// Leases every GPU of every agent without the tested client.
+    pub async fn lease_all_gpus(&self) -> Vec<Vec<u64>> {
         let mut held = Vec::new();
         for agent in &self.agents {
             let client = agent.client();
@@ -65,13 +65,13 @@ impl Fleet {
         held
     }
 
-    /// How many requests wait at an agent.
+    /// Returns the number of waiting requests of an agent.
     pub async fn waiting_at(&self, number: usize) -> usize {
         self.agents[number].client().pool().await.unwrap().waiting
     }
 
-    /// Nothing is held or waits anywhere, as soon as what was dropped has been given back.
-    pub async fn is_left_empty(&self) {
+    /// Waits until no lease is active or queued anywhere.
+    pub async fn wait_until_empty(&self) {
         for agent in &self.agents {
             let client = agent.client();
             let live = LeaseQuery::default();
@@ -83,31 +83,31 @@ impl Fleet {
         }
     }
 
-    /// No agent ever did what it must not.
-    pub async fn is_clean(&self) {
+    /// Checks the audit trail of every agent.
+    pub async fn check_audit(&self) {
         for agent in &self.agents {
             TrailAudit::collect(&agent.client()).await.unwrap().assert_clean(&ClientObservations::default());
         }
     }
 }
 
-/// Looks often, so that stories are short.
-pub fn quick(builder: ClientBuilder) -> ClientBuilder {
+/// Shortens polling intervals to make tests fast.
+pub fn quick_polling(builder: ClientBuilder) -> ClientBuilder {
     builder.polling_interval(Duration::from_millis(200)).endpoint_timeout(Duration::from_secs(2))
 }
 
-pub async fn started(builder: ClientBuilder) -> Client {
+pub async fn start_client(builder: ClientBuilder) -> Client {
     let client = builder.build().unwrap();
     within_deadline("the client to start", client.start()).await.unwrap();
     client
 }
 
-pub async fn whole(client: &Client) -> HeldLease {
+pub async fn request_whole_gpu(client: &Client) -> HeldLease {
     within_deadline("a GPU", client.request(RequestBody::default())).await.unwrap()
 }
 
-/// Waits until an endpoint can be asked, or cannot.
-pub async fn is_healthy(client: &Client, number: usize, expected: bool) {
+/// Waits until an endpoint is healthy or unhealthy.
+pub async fn wait_for_health(client: &Client, number: usize, expected: bool) {
     let what = format!("endpoint {number} to be {}", if expected { "healthy" } else { "left alone" });
     eventually(&what, async || {
         let is_healthy = client.endpoints_info().unwrap()[number].is_healthy;

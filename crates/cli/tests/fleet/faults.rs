@@ -1,4 +1,4 @@
-//! An endpoint that fails, in whatever way, costs the others nothing, and comes back.
+//! A failing endpoint does not affect the others, and recovers.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use gpupool_api::RequestBody;
 use gpupool_client::{Client, ClientError, DegradationLevel};
 use gpupool_testkit::{ProxyMode, eventually, within_deadline};
 
-use crate::common::{Fleet, is_healthy, quick, started, whole};
+use crate::common::{Fleet, quick_polling, request_whole_gpu, start_client, wait_for_health};
 
-const WAYS: [ProxyMode; 6] = [
+const FAULTS: [ProxyMode; 6] = [
     ProxyMode::Silent,
     ProxyMode::Reset,
     ProxyMode::Status(500),
@@ -18,35 +18,36 @@ const WAYS: [ProxyMode; 6] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whatever_way_an_endpoint_fails_the_others_serve_and_it_comes_back() {
-    let fleet = Fleet::of(&["4xH100", "1xH100"]).await;
+async fn every_kind_of_fault_leaves_the_other_endpoints_working() {
+    let fleet = Fleet::start(&["4xH100", "1xH100"]).await;
     let client = fleet.client().await;
-    for way in WAYS {
-        fleet.set(0, way);
+    for way in FAULTS {
+        fleet.set_proxy_mode(0, way);
         for _ in 0..6 {
-            whole(&client).await.release().await.unwrap();
+            request_whole_gpu(&client).await.release().await.unwrap();
         }
-        is_healthy(&client, 0, false).await;
+        wait_for_health(&client, 0, false).await;
         let recovery = client.error_recovery_status().unwrap();
         assert_eq!(recovery.degradation_manager.degradation, DegradationLevel::Partial, "{way:?}");
         assert_eq!(client.health().unwrap().status, "degraded");
         let report = recovery.to_string();
         assert!(report.contains("Degradation Status: Partial (1/2 endpoints healthy)"), "{report}");
-        fleet.set(0, ProxyMode::Good);
+        fleet.set_proxy_mode(0, ProxyMode::Good);
         assert!(client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap());
-        is_healthy(&client, 0, true).await;
+        wait_for_health(&client, 0, true).await;
     }
-    fleet.is_left_empty().await;
-    fleet.is_clean().await;
+    fleet.wait_until_empty().await;
+    fleet.check_audit().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_endpoint_is_asked_and_a_dead_one_does_not_hold_up_the_start() {
-    let fleet = Fleet::of(&["1xH100"]).await;
-    fleet.set(0, ProxyMode::Slow(Duration::from_millis(30)));
+async fn a_slow_endpoint_is_used_and_a_dead_one_does_not_delay_the_start() {
+    let fleet = Fleet::start(&["1xH100"]).await;
+    fleet.set_proxy_mode(0, ProxyMode::Slow(Duration::from_millis(30)));
     let dead = "http://127.0.0.1:1,http://no-such-host.invalid:8000,http://192.0.2.1:8000";
-    let client = started(quick(Client::builder().endpoints(format!("{dead},{}", fleet.addresses())))).await;
-    let lease = whole(&client).await;
+    let client =
+        start_client(quick_polling(Client::builder().endpoints(format!("{dead},{}", fleet.addresses())))).await;
+    let lease = request_whole_gpu(&client).await;
     assert_eq!(lease.gpu_id(), Some(0));
     let status = client.pool_status().unwrap();
     assert_eq!((status.total_endpoints, status.healthy_endpoints), (4, 1));
@@ -54,11 +55,11 @@ async fn a_slow_endpoint_is_asked_and_a_dead_one_does_not_hold_up_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_request_survives_the_loss_of_endpoints_and_is_served_where_it_can_be() {
-    let mut fleet = Fleet::of(&["1xH100", "1xH100", "1xH100"]).await;
-    let held = fleet.fill().await;
+async fn a_waiting_request_survives_the_loss_of_endpoints() {
+    let mut fleet = Fleet::start(&["1xH100", "1xH100", "1xH100"]).await;
+    let held = fleet.lease_all_gpus().await;
     let client = fleet.client().await;
-    let asked = tokio::spawn({
+    let received = tokio::spawn({
         let client = client.clone();
         async move { client.request(RequestBody::default()).await }
     });
@@ -66,31 +67,31 @@ async fn a_waiting_request_survives_the_loss_of_endpoints_and_is_served_where_it
         eventually("it to wait everywhere", async || (fleet.waiting_at(number).await == 1).then_some(())).await;
     }
     fleet.agents[0].kill9().await;
-    fleet.set(1, ProxyMode::Silent);
-    is_healthy(&client, 0, false).await;
-    // Killed and started again: the place in the queue is kept, or taken anew.
+    fleet.set_proxy_mode(1, ProxyMode::Silent);
+    wait_for_health(&client, 0, false).await;
+    // After a restart the queue position is kept or requested again.
     fleet.agents[2].restart().await;
     fleet.agents[2].client().release(held[2][0]).await.unwrap();
-    let lease = within_deadline("a GPU", asked).await.unwrap().unwrap();
+    let lease = within_deadline("a GPU", received).await.unwrap().unwrap();
     assert_eq!(lease.endpoint_id(), client.endpoints_info().unwrap()[2].endpoint_id);
     lease.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_is_paused_is_done_without_and_its_late_grants_are_given_back() {
-    let fleet = Fleet::of(&["8xH100", "1xH100"]).await;
+async fn late_grants_of_a_paused_agent_are_released() {
+    let fleet = Fleet::start(&["8xH100", "1xH100"]).await;
     let client = fleet.client().await;
     fleet.agents[0].pause();
-    // The first ones may have been sent there; they are not lost, and not waited for.
+    // The first requests may have been sent there; they are neither lost nor awaited.
     for _ in 0..5 {
-        whole(&client).await.release().await.unwrap();
+        request_whole_gpu(&client).await.release().await.unwrap();
     }
-    is_healthy(&client, 0, false).await;
+    wait_for_health(&client, 0, false).await;
     fleet.agents[0].resume();
     client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap();
-    is_healthy(&client, 0, true).await;
-    fleet.is_left_empty().await;
-    fleet.is_clean().await;
+    wait_for_health(&client, 0, true).await;
+    fleet.wait_until_empty().await;
+    fleet.check_audit().await;
     let records = gpupool_testkit::audit::fetch_all_records(&fleet.agents[0].client()).await.unwrap();
     let ends = records.iter().filter(|record| record.event == "ended");
     assert!(
@@ -100,14 +101,14 @@ async fn an_agent_that_is_paused_is_done_without_and_its_late_grants_are_given_b
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_nobody_to_ask_that_is_said_and_what_was_queued_runs_when_somebody_is_back() {
-    let mut fleet = Fleet::of(&["1xH100", "1xH100"]).await;
+async fn without_a_reachable_agent_requests_are_queued_until_one_returns() {
+    let mut fleet = Fleet::start(&["1xH100", "1xH100"]).await;
     let client = fleet.client().await;
     for agent in &fleet.agents {
         agent.kill9().await;
     }
-    is_healthy(&client, 0, false).await;
-    is_healthy(&client, 1, false).await;
+    wait_for_health(&client, 0, false).await;
+    wait_for_health(&client, 1, false).await;
     let error = client.request(RequestBody::default()).await.unwrap_err();
     assert!(matches!(&error, ClientError::AllEndpointsUnavailable { causes } if causes.len() == 2), "{error}");
     assert!(client.error_recovery_status().unwrap().degradation_manager.is_fully_degraded);
@@ -126,12 +127,12 @@ async fn with_nobody_to_ask_that_is_said_and_what_was_queued_runs_when_somebody_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_endpoint_that_fails_is_named_with_when_it_is_looked_at_again() {
-    let fleet = Fleet::of(&["1xH100"]).await;
-    let client = started(quick(Client::builder().endpoint(fleet.paths[0].address()))).await;
+async fn a_failing_endpoint_is_reported_with_its_next_retry() {
+    let fleet = Fleet::start(&["1xH100"]).await;
+    let client = start_client(quick_polling(Client::builder().endpoint(fleet.paths[0].address()))).await;
     assert!(!client.is_multi_endpoint_mode());
-    fleet.set(0, ProxyMode::Reset);
-    is_healthy(&client, 0, false).await;
+    fleet.set_proxy_mode(0, ProxyMode::Reset);
+    wait_for_health(&client, 0, false).await;
     let error = client.request(RequestBody::default()).await.unwrap_err();
     assert!(matches!(&error, ClientError::BreakerOpen { endpoint_id, .. } if endpoint_id == "127.0.0.1"), "{error}");
 }

@@ -1,37 +1,37 @@
-//! Starting, stopping, and what is said when one is forgotten.
+//! Start and stop of the client, and errors of a client that was not started.
 
 use gpupool_api::RequestBody;
 use gpupool_client::{Client, ClientError, StatusUpdate};
 use gpupool_testkit::{ProxyMode, within_deadline};
 
-use crate::common::{Fleet, quick, started, whole};
+use crate::common::{Fleet, quick_polling, request_whole_gpu, start_client};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_not_started_says_so_and_can_be_stopped_and_started_again() {
-    let fleet = Fleet::of(&["2xH100"]).await;
+async fn a_client_reports_that_it_is_not_started_and_can_be_restarted() {
+    let fleet = Fleet::start(&["2xH100"]).await;
     let client = fleet.builder().build().unwrap();
-    let said = client.request(RequestBody::default()).await.unwrap_err().to_string();
-    assert_eq!(said, "Client must be started before requesting GPU");
-    let said = client.pool_status().unwrap_err().to_string();
-    assert_eq!(said, "Client must be started before getting pool status");
-    let said = client.detailed_metrics().unwrap_err().to_string();
-    assert_eq!(said, "Client must be started before getting metrics");
+    let printed = client.request(RequestBody::default()).await.unwrap_err().to_string();
+    assert_eq!(printed, "Client must be started before requesting GPU");
+    let printed = client.pool_status().unwrap_err().to_string();
+    assert_eq!(printed, "Client must be started before getting pool status");
+    let printed = client.detailed_metrics().unwrap_err().to_string();
+    assert_eq!(printed, "Client must be started before getting metrics");
     for _ in 0..2 {
         client.start().await.unwrap();
         assert_eq!(client.start().await.unwrap_err().to_string(), "Client is already started");
-        let lease = whole(&client).await;
+        let lease = request_whole_gpu(&client).await;
         client.stop().await;
-        fleet.is_left_empty().await;
+        fleet.wait_until_empty().await;
         assert!(!client.is_started());
         drop(lease);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_ended_at_its_time_or_was_taken_back_is_lost_and_giving_it_back_says_so() {
-    let fleet = Fleet::of(&["2xH100"]).await;
-    let client = started(fleet.builder()).await;
-    // Renewed every twenty minutes: nobody hears of it by that.
+async fn an_expired_or_revoked_lease_is_lost_and_its_release_reports_that() {
+    let fleet = Fleet::start(&["2xH100"]).await;
+    let client = start_client(fleet.builder()).await;
+    // The renewal interval of twenty minutes cannot reveal the loss.
     let lasting =
         |max_duration_secs| RequestBody { ttl_secs: Some(3600.0), max_duration_secs, ..RequestBody::default() };
     let timed = within_deadline("a GPU", client.request(lasting(Some(0.3)))).await.unwrap();
@@ -44,12 +44,12 @@ async fn what_ended_at_its_time_or_was_taken_back_is_lost_and_giving_it_back_say
     let refused = within_deadline("giving it back", taken.release()).await.unwrap_err();
     assert!(matches!(refused, ClientError::Stale { .. }), "{refused}");
     assert_eq!(client.pool_status().unwrap().active_workers, 0);
-    fleet.is_left_empty().await;
+    fleet.wait_until_empty().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_is_told_as_it_happens() {
-    let fleet = Fleet::of(&["1xH100"]).await;
+async fn updates_are_sent_as_they_happen() {
+    let fleet = Fleet::start(&["1xH100"]).await;
     let client = fleet.builder().build().unwrap();
     let mut updates = client.updates();
     client.start().await.unwrap();
@@ -60,7 +60,7 @@ async fn what_happens_is_told_as_it_happens() {
         }
     };
     assert!(matches!(next(&mut updates).await, StatusUpdate::EndpointUp { .. }));
-    let lease = whole(&client).await;
+    let lease = request_whole_gpu(&client).await;
     let StatusUpdate::Assigned { worker_id, gpu_ids, .. } = next(&mut updates).await else { panic!("not assigned") };
     assert_eq!((worker_id.as_str(), gpu_ids.as_slice()), (lease.worker_id(), &[0][..]));
     let waits = tokio::spawn({
@@ -73,19 +73,19 @@ async fn what_happens_is_told_as_it_happens() {
     let _lease = within_deadline("its turn", waits).await.unwrap().unwrap();
     assert!(matches!(next(&mut updates).await, StatusUpdate::Unblocked { .. }));
     assert!(matches!(next(&mut updates).await, StatusUpdate::Assigned { .. }));
-    fleet.set(0, ProxyMode::Reset);
+    fleet.set_proxy_mode(0, ProxyMode::Reset);
     let StatusUpdate::EndpointDown { error, .. } = next(&mut updates).await else { panic!("not told that it is down") };
     assert!(error.contains("does not answer"), "{error}");
-    fleet.set(0, ProxyMode::Good);
+    fleet.set_proxy_mode(0, ProxyMode::Good);
     client.trigger_endpoint_recovery(fleet.paths[0].address()).await.unwrap();
     assert!(matches!(next(&mut updates).await, StatusUpdate::EndpointUp { .. }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ids_and_numbers_are_those_the_documents_name() {
-    let fleet = Fleet::of(&["2xH100", "2xH100"]).await;
+async fn ids_and_numbers_are_as_documented() {
+    let fleet = Fleet::start(&["2xH100", "2xH100"]).await;
     let client = fleet.client().await;
-    let lease = whole(&client).await;
+    let lease = request_whole_gpu(&client).await;
     let endpoint = client.endpoints_info().unwrap()[0].clone();
     assert!(endpoint.endpoint_id.starts_with("127.0.0.1_"), "hosts are not unique: {}", endpoint.endpoint_id);
     assert_eq!(lease.global_gpu_id().unwrap(), format!("{}:{}", lease.endpoint_id(), lease.gpu_id().unwrap()));
@@ -112,18 +112,19 @@ async fn ids_and_numbers_are_those_the_documents_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_settings_are_named_with_what_is_allowed() {
-    let said = |builder: gpupool_client::ClientBuilder| builder.build().unwrap_err().to_string();
+async fn bad_settings_are_reported_with_the_allowed_values() {
+    let printed = |builder: gpupool_client::ClientBuilder| builder.build().unwrap_err().to_string();
     let client = Client::builder;
     assert!(
-        said(client().memory_threshold(101.0)).contains("memory_threshold is 101, and must be a number from 0 to 100")
+        printed(client().memory_threshold(101.0))
+            .contains("memory_threshold is 101, and must be a number from 0 to 100")
     );
-    assert!(said(client().utilization_threshold(f64::NAN)).contains("utilization_threshold is NaN"));
-    assert!(said(client().endpoint("localhost:8000")).contains("http://localhost:8000"));
-    assert!(said(client().endpoints(" , ")).contains("at least one endpoint"));
+    assert!(printed(client().utilization_threshold(f64::NAN)).contains("utilization_threshold is NaN"));
+    assert!(printed(client().endpoint("localhost:8000")).contains("http://localhost:8000"));
+    assert!(printed(client().endpoints(" , ")).contains("at least one endpoint"));
     let token = gpupool_client::SecretString::new("x");
-    assert!(said(client().token_for("nobody", token)).contains("nobody"));
-    let client = started(quick(client().endpoints("http://127.0.0.1:1"))).await;
+    assert!(printed(client().token_for("nobody", token)).contains("nobody"));
+    let client = start_client(quick_polling(client().endpoints("http://127.0.0.1:1"))).await;
     let bad = RequestBody { fraction: Some(1.5), ..RequestBody::default() };
     let error = client.request(bad).await.unwrap_err();
     assert!(error.code() == Some("invalid") && error.to_string().contains("fraction is 1.5"), "{error}");

@@ -1,18 +1,18 @@
-//! The client of many endpoints, end to end: real agents in processes of their own, over paths that go wrong on demand.
+//! The client with many endpoints, end to end: real agents in their own processes, behind proxies that fail on demand.
 //!
-//! One program for all stories, so that it is linked once. `scripts/soak` runs the long form of the chaos.
+//! All tests are one program, so that it is linked once. `scripts/soak` runs the long form of the chaos test.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod access;
 mod authority;
 mod balance;
-mod cable;
 mod chaos;
+mod client_crash;
 mod command_line;
 mod common;
-mod dying;
 mod examples;
 mod faults;
 mod lifecycle;
+mod pulled_cable;
 mod waiting;

@@ -1,4 +1,4 @@
-//! Where all are full a request waits everywhere at once, and one lease comes of it.
+//! If all endpoints are full, a request waits at all of them and gets exactly one lease.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use gpupool_client::{Client, ClientError, HeldLease};
 use gpupool_testkit::{eventually, within_deadline};
 use tokio::task::JoinHandle;
 
-use crate::common::{Fleet, whole};
+use crate::common::{Fleet, request_whole_gpu};
 
-fn asks(client: &Client) -> JoinHandle<Result<HeldLease, ClientError>> {
+fn spawn_request(client: &Client) -> JoinHandle<Result<HeldLease, ClientError>> {
     let client = client.clone();
     tokio::spawn(async move { client.request(RequestBody::default()).await })
 }
 
-async fn all_wait(fleet: &Fleet, count: usize) {
+async fn wait_until_queued(fleet: &Fleet, count: usize) {
     for number in 0..fleet.agents.len() {
         eventually("requests to wait everywhere", async || (fleet.waiting_at(number).await == count).then_some(()))
             .await;
@@ -22,47 +22,47 @@ async fn all_wait(fleet: &Fleet, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_endpoint_with_room_serves_and_the_others_are_left() {
-    let fleet = Fleet::of(&["1xH100", "1xH100", "1xH100"]).await;
-    let held = fleet.fill().await;
+async fn the_first_free_endpoint_serves_and_the_others_are_cancelled() {
+    let fleet = Fleet::start(&["1xH100", "1xH100", "1xH100"]).await;
+    let held = fleet.lease_all_gpus().await;
     let client = fleet.client().await;
-    let asked = asks(&client);
-    all_wait(&fleet, 1).await;
+    let received = spawn_request(&client);
+    wait_until_queued(&fleet, 1).await;
     assert_eq!(client.pool_status().unwrap().blocked_workers, 1);
     fleet.agents[1].client().release(held[1][0]).await.unwrap();
-    let lease = within_deadline("a GPU", asked).await.unwrap().unwrap();
+    let lease = within_deadline("a GPU", received).await.unwrap().unwrap();
     assert_eq!(lease.endpoint_id(), client.endpoints_info().unwrap()[1].endpoint_id);
-    all_wait(&fleet, 0).await;
+    wait_until_queued(&fleet, 0).await;
     let status = client.pool_status().unwrap();
     assert_eq!((status.blocked_workers, status.active_workers), (0, 1));
     lease.release().await.unwrap();
-    fleet.is_clean().await;
+    fleet.check_audit().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn when_all_come_free_at_once_one_is_taken_and_the_others_go_to_whoever_is_next_there() {
-    let fleet = Fleet::of(&["1xH100", "1xH100", "1xH100"]).await;
-    let held = fleet.fill().await;
+async fn simultaneous_offers_give_one_lease_and_the_others_go_to_the_next_requests() {
+    let fleet = Fleet::start(&["1xH100", "1xH100", "1xH100"]).await;
+    let held = fleet.lease_all_gpus().await;
     let client = fleet.client().await;
-    let asked = asks(&client);
-    all_wait(&fleet, 1).await;
-    // Behind it in every queue: somebody else, who has nothing to do with this client.
+    let received = spawn_request(&client);
+    wait_until_queued(&fleet, 1).await;
+    // An unrelated request is next in every queue.
     let mut others = Vec::new();
     for agent in &fleet.agents {
         others.push(agent.client().request(&RequestBody::default()).await.unwrap().id);
     }
-    // And a sibling, who came last.
-    let sibling = asks(&client);
-    all_wait(&fleet, 3).await;
+    // A request of the same client is last.
+    let sibling = spawn_request(&client);
+    wait_until_queued(&fleet, 3).await;
     let released = fleet.agents.iter().zip(&held).map(|(agent, held)| {
         let (client, lease) = (agent.client(), held[0]);
         async move { client.release(lease).await.unwrap() }
     });
     futures_util::future::join_all(released).await;
-    let lease = within_deadline("a GPU", asked).await.unwrap().unwrap();
+    let lease = within_deadline("a GPU", received).await.unwrap().unwrap();
     let winner =
         client.endpoints_info().unwrap().iter().position(|one| one.endpoint_id == lease.endpoint_id()).unwrap();
-    // What it was offered elsewhere went to those who waited there, not to the sibling.
+    // The other offers went to the unrelated requests, not to the last one.
     for number in (0..3).filter(|number| *number != winner) {
         let agent = fleet.agents[number].client();
         let other =
@@ -75,64 +75,64 @@ async fn when_all_come_free_at_once_one_is_taken_and_the_others_go_to_whoever_is
     assert_eq!(other.state.name(), "active");
     fleet.agents[winner].client().release(other.id).await.unwrap();
     within_deadline("the sibling", sibling).await.unwrap().unwrap().release().await.unwrap();
-    fleet.is_clean().await;
+    fleet.check_audit().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clients_own_requests_are_served_in_the_order_they_came() {
-    let fleet = Fleet::of(&["1xH100", "1xH100"]).await;
-    let held = fleet.fill().await;
+async fn requests_of_one_client_are_served_in_order() {
+    let fleet = Fleet::start(&["1xH100", "1xH100"]).await;
+    let held = fleet.lease_all_gpus().await;
     let client = fleet.client().await;
-    let mut asked = Vec::new();
+    let mut received = Vec::new();
     for number in 0..20 {
-        asked.push(asks(&client));
+        received.push(spawn_request(&client));
         eventually("it to wait", async || (client.pool_status().unwrap().blocked_workers == number + 1).then_some(()))
             .await;
     }
-    all_wait(&fleet, 20).await;
+    wait_until_queued(&fleet, 20).await;
     for (agent, held) in fleet.agents.iter().zip(&held) {
         agent.client().release(held[0]).await.unwrap();
     }
-    // Two GPUs: whoever is served is among the first two that still wait.
-    let mut open: Vec<_> = asked.into_iter().enumerate().collect();
+    // There are two GPUs, so the next one served is among the first two that still wait.
+    let mut open: Vec<_> = received.into_iter().enumerate().collect();
     while !open.is_empty() {
         let lease = eventually("the next one", async || {
-            let at = open.iter().position(|(_, asked)| asked.is_finished())?;
-            let (number, asked) = open.remove(at);
+            let at = open.iter().position(|(_, received)| received.is_finished())?;
+            let (number, received) = open.remove(at);
             assert!(at < 2, "request {number} was served before {:?}", open[0].0);
-            Some(asked.await.unwrap().unwrap())
+            Some(received.await.unwrap().unwrap())
         })
         .await;
         lease.release().await.unwrap();
     }
-    fleet.is_clean().await;
+    fleet.check_audit().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_gives_up_leaves_nothing_behind() {
-    let fleet = Fleet::of(&["1xH100", "1xH100"]).await;
-    let held = fleet.fill().await;
+async fn a_dropped_request_leaves_nothing_behind() {
+    let fleet = Fleet::start(&["1xH100", "1xH100"]).await;
+    let held = fleet.lease_all_gpus().await;
     let client = fleet.client().await;
     let body = RequestBody { wait_limit_secs: Some(0.3), worker_id: Some("w7".into()), ..RequestBody::default() };
     let error = client.request(body).await.unwrap_err();
     assert_eq!(error.to_string(), "Worker w7 request timed out after 0.3 seconds");
-    all_wait(&fleet, 0).await;
-    // Dropped at whatever instant: while it asks, enters, waits.
+    wait_until_queued(&fleet, 0).await;
+    // The request is dropped while it is sent, queued or waiting.
     for millis in [0, 1, 2, 5, 10, 20, 50] {
-        let asked = client.request(RequestBody::default());
-        assert!(tokio::time::timeout(Duration::from_millis(millis), asked).await.is_err());
+        let received = client.request(RequestBody::default());
+        assert!(tokio::time::timeout(Duration::from_millis(millis), received).await.is_err());
     }
-    all_wait(&fleet, 0).await;
+    wait_until_queued(&fleet, 0).await;
     for (agent, held) in fleet.agents.iter().zip(&held) {
         agent.client().release(held[0]).await.unwrap();
     }
-    fleet.is_left_empty().await;
+    fleet.wait_until_empty().await;
     for millis in [0, 1, 1, 2, 2, 3, 5] {
         let _ = tokio::time::timeout(Duration::from_millis(millis), client.request(RequestBody::default())).await;
     }
-    fleet.is_left_empty().await;
+    fleet.wait_until_empty().await;
     assert_eq!(client.pool_status().unwrap().active_workers, 0);
-    drop(whole(&client).await);
-    fleet.is_left_empty().await;
-    fleet.is_clean().await;
+    drop(request_whole_gpu(&client).await);
+    fleet.wait_until_empty().await;
+    fleet.check_audit().await;
 }

@@ -1,7 +1,7 @@
-//! Names that gpupool has published: routes and fields, metrics, settings, command-line options, event kinds, problem codes.
+//! Published names: routes and fields, metrics, settings, command-line options, event kinds, problem codes.
 //!
-//! Programs of other people depend on them, so a change of one of the lists beside this file is a change of a promise.
-//! `GPUPOOL_WRITE_GOLDEN=1 cargo test --workspace --test golden` writes the lists anew.
+//! Programs of other people depend on them, so a change of a list here is a breaking change. `GPUPOOL_WRITE_GOLDEN=1
+//! cargo test --workspace --test golden` rewrites the lists.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -16,8 +16,8 @@ use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
 
-/// Compares `text` with the list of that name, or writes it.
-fn compare(name: &str, text: &str) {
+/// Compares `text` with a golden list, or rewrites the list.
+fn compare_with_golden(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if env::var_os("GPUPOOL_WRITE_GOLDEN").is_some() {
         fs::write(&path, text).unwrap();
@@ -42,10 +42,10 @@ async fn routes_and_fields_are_as_published() {
     let agent = TestAgent::builder(BINARY).start().await;
     let mut document: Value = serde_json::from_str(&get(&agent, "/openapi.json")).unwrap();
     remove_prose(&mut document);
-    compare("openapi.json", &format!("{document:#}\n"));
+    compare_with_golden("openapi.json", &format!("{document:#}\n"));
 }
 
-/// Removes the sentences; a field that is itself called `description` is an object and stays.
+/// Removes descriptions; a field that is itself named `description` is an object and stays.
 fn remove_prose(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -82,7 +82,7 @@ async fn metrics_are_as_published() {
         let labels: Vec<&str> = labels.iter().copied().collect();
         format!("{name} {{{}}}\n", labels.join(", "))
     });
-    compare("metrics.txt", &lines.collect::<String>());
+    compare_with_golden("metrics.txt", &lines.collect::<String>());
 }
 
 #[test]
@@ -91,17 +91,17 @@ fn settings_are_as_published() {
         let (env, flag) = (setting.env.join(" "), setting.flag.unwrap_or_default());
         format!("{} env=[{env}] flag=[{flag}] live={} secret={}\n", setting.key, setting.live, setting.secret)
     });
-    compare("settings.txt", &lines.collect::<String>());
+    compare_with_golden("settings.txt", &lines.collect::<String>());
 }
 
 #[test]
 fn commands_and_options_are_as_published() {
     let mut text = String::new();
     list_options(&mut Vec::new(), &mut text);
-    compare("options.txt", &text);
+    compare_with_golden("options.txt", &text);
 }
 
-/// Lists the options and arguments of a command and of those below it, as its help shows them.
+/// Lists the options and arguments of a command and its subcommands, from their help.
 fn list_options(command: &mut Vec<String>, text: &mut String) {
     let output = Command::new(BINARY).args(&*command).arg("--help").output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
@@ -129,16 +129,16 @@ fn list_options(command: &mut Vec<String>, text: &mut String) {
 
 #[test]
 fn event_kinds_are_as_published() {
-    stand_in_source_and_docs("event-kinds.txt");
+    check_names_in_source_and_docs("event-kinds.txt");
 }
 
 #[test]
 fn problem_codes_are_as_published() {
-    stand_in_source_and_docs("problem-codes.txt");
+    check_names_in_source_and_docs("problem-codes.txt");
 }
 
-/// Each name of the list is a literal of the agent or of the API's bodies, and `docs/api.md` explains it.
-fn stand_in_source_and_docs(list: &str) {
+/// Checks that each name of a list is a literal in the agent or its API and is explained in `docs/api.md`.
+fn check_names_in_source_and_docs(list: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut source = String::new();
     for crate_name in ["agent", "api"] {

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod commands;
-mod ends;
+mod early_end;
 mod gpus;
+mod job_log;
 mod limits;
-mod log;
 mod output;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,19 +1,19 @@
-//! At a terminal progress is a table of 80 columns at most, below what tasks write.
+//! Progress at a terminal: a table of at most 80 columns below the output of tasks.
 
 use std::process::Command;
 use std::time::Instant;
 
 use gpupool_testkit::DEADLINE;
 
-use crate::support::{BINARY, bare, skipped};
+use crate::support::{BINARY, skipped, without_variables};
 
-/// A terminal of 80 columns that shows what a command writes. Gone when dropped.
-struct Terminal {
+/// Terminal of 80 columns that runs a command; closed on drop.
+struct TmuxTerminal {
     socket: tempfile::TempDir,
 }
 
-impl Terminal {
-    /// None where there is no program to be one.
+impl TmuxTerminal {
+    /// Starts the terminal; `None` if tmux is missing.
     fn with(line: &str) -> Option<Self> {
         if Command::new("tmux").arg("-V").output().is_err() {
             skipped("progress at a terminal", "the program `tmux` is not there");
@@ -26,14 +26,14 @@ impl Terminal {
     }
 
     fn tmux(&self, arguments: &[&str]) -> Command {
-        let mut command = bare(Command::new("tmux"));
+        let mut command = without_variables(Command::new("tmux"));
         command.env("TERM", "xterm").env("LC_ALL", "C.UTF-8").env("SHELL", "/bin/sh");
         command.arg("-S").arg(self.socket.path().join("socket")).args(arguments);
         command
     }
 
-    /// What it shows, once that is so.
-    fn shows(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+    /// Waits until the screen meets a condition and returns it.
+    fn wait_until_shown(&self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let begun = Instant::now();
         loop {
             let output = self.tmux(&["capture-pane", "-p"]).output().unwrap();
@@ -46,24 +46,24 @@ impl Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for TmuxTerminal {
     fn drop(&mut self) {
         let _ = self.tmux(&["kill-server"]).output();
     }
 }
 
 #[test]
-fn progress_is_drawn_below_the_output_and_wiped_at_the_end() {
+fn progress_is_drawn_below_the_output_and_cleared_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let go = dir.path().join("go");
-    // The first tasks are done at once, the last ones wait for a sign.
+    // The first tasks finish at once; the last ones wait for a file.
     let task = format!("echo out {{}}; [ {{#}} -le 3 ] || while ! test -e {}; do sleep 0.01; done", go.display());
     let line = format!(
         "'{BINARY}' map --gpus 0 -j2 \"{task}\" ::: a b c d-{} e; echo ended $?; exec sleep 600",
         "x".repeat(90)
     );
-    let Some(terminal) = Terminal::with(&line) else { return };
-    let screen = terminal.shows("two tasks that wait", |screen| {
+    let Some(terminal) = TmuxTerminal::with(&line) else { return };
+    let screen = terminal.wait_until_shown("two tasks that wait", |screen| {
         screen.contains("done 3 of 5") && screen.matches("busy").count() == 2 && screen.contains("d-xxx")
     });
     let lines: Vec<&str> = screen.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
@@ -76,19 +76,19 @@ fn progress_is_drawn_below_the_output_and_wiped_at_the_end() {
     assert!(lines[4..6].iter().any(|line| line.ends_with('…')), "a long name is cut:\n{screen}");
     assert!(lines[6].starts_with("done 3 of 5, failed 0, timeouts 0, "), "{screen}");
     std::fs::write(&go, "").unwrap();
-    let screen = terminal.shows("the end", |screen| screen.contains("ended 0"));
+    let screen = terminal.wait_until_shown("the end", |screen| screen.contains("ended 0"));
     let lines: Vec<&str> = screen.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     assert!(!screen.contains("WORKER") && !screen.contains("busy"), "{screen}");
     assert!(lines.iter().any(|line| line.starts_with("gpupool: done 5, failed 0, timeouts 0")), "{screen}");
 }
 
 #[test]
-fn ctrl_c_at_the_terminal_ends_it_and_wipes_the_progress() {
+fn ctrl_c_stops_the_run_and_clears_the_progress() {
     let line =
         format!("trap : INT; '{BINARY}' map --gpus 0 -j1 'sleep {{}}' ::: 600 600; echo ended $?; exec sleep 600");
-    let Some(terminal) = Terminal::with(&line) else { return };
-    terminal.shows("a task that runs", |screen| screen.contains("busy"));
+    let Some(terminal) = TmuxTerminal::with(&line) else { return };
+    terminal.wait_until_shown("a task that runs", |screen| screen.contains("busy"));
     assert!(terminal.tmux(&["send-keys", "C-c"]).status().unwrap().success());
-    let screen = terminal.shows("the end", |screen| screen.contains("ended 130"));
+    let screen = terminal.wait_until_shown("the end", |screen| screen.contains("ended 130"));
     assert!(screen.contains("cancelled 2") && !screen.contains("busy"), "{screen}");
 }

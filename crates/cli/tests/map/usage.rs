@@ -1,10 +1,10 @@
-//! Wrong usage is told before anything is run, with the option, the value and what is allowed.
+//! Usage errors are reported before anything runs, with the option, the value and the allowed values.
 
-use crate::support::said;
+use crate::support::run_map;
 
 #[test]
-fn wrong_usage_names_what_is_wrong_and_what_is_allowed() {
-    for (arguments, says) in [
+fn usage_errors_name_the_problem_and_the_allowed_values() {
+    for (arguments, expected_parts) in [
         (&["--halt", "often", "true"][..], &["--halt", "often", "now,fail=1"][..]),
         (&["-j", "0", "true"], &["--jobs", "'0'", "1..=4096"]),
         (&["--timeout", "soon", "true"], &["--timeout", "soon", "10m"]),
@@ -17,19 +17,19 @@ fn wrong_usage_names_what_is_wrong_and_what_is_allowed() {
         (&["--gpu-memory-limit", "1GiB", "true"], &["--gpu-memory-limit", "--gpus 0", "--gpus 1"]),
         (&["--queue-size", "x", "true"], &["--queue-size", "'x'", "1 to 1000000"]),
     ] {
-        said(arguments).tells(2, says);
+        run_map(arguments).reports(2, expected_parts);
     }
 }
 
 #[test]
-fn a_source_that_cannot_be_read_is_named() {
-    said(&["echo", "::::", "/no/such/file"]).tells(1, &["/no/such/file"]);
-    said(&["echo", "::::", "/"]).tells(1, &["/: line 1", "directory"]);
+fn an_unreadable_source_is_named() {
+    run_map(&["echo", "::::", "/no/such/file"]).reports(1, &["/no/such/file"]);
+    run_map(&["echo", "::::", "/"]).reports(1, &["/: line 1", "directory"]);
 }
 
 #[test]
-fn a_zero_byte_is_told_with_what_may_have_been_meant() {
-    let told = crate::support::with_input(crate::support::map(&["echo {}"]), b"fine\na\0b\n");
-    assert_eq!(told.out, "fine\n", "what came before is done");
-    told.tells(1, &["argument 2", "--null"]);
+fn a_nul_byte_is_reported_with_a_suggestion() {
+    let reported = crate::support::with_input(crate::support::map(&["echo {}"]), b"fine\na\0b\n");
+    assert_eq!(reported.out, "fine\n", "earlier arguments are processed");
+    reported.reports(1, &["argument 2", "--null"]);
 }

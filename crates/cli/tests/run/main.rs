@@ -1,8 +1,8 @@
-//! `gpupool run`, and the GPUs that a run of many workers holds, through the real binary and real agents.
+//! `gpupool run`, and GPUs leased for a run of many workers, through the real binary and real agents.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod environment_and_exit;
-mod gpu_keeper;
+mod gpu_leases;
 mod host_memory;
 mod leaves_nothing_behind;
 mod locality;

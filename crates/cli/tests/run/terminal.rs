@@ -1,16 +1,19 @@
-//! At a terminal `gpupool run` is as good as the command alone: the keyboard is the command's, Ctrl-C too.
+//! At a terminal, keyboard input and Ctrl-C belong to the command.
 use std::process::Command;
 
 use gpupool_api::lease::HolderBody;
 use gpupool_confine::Signal;
 use gpupool_testkit::TestAgent;
 
-use crate::support::{BINARY, Running, Watched, agent_of, bare, live, skipped, take, the_active};
+use crate::support::{
+    BINARY, BackgroundCommand, ObservedProcess, active_lease, agent_of, live_leases, skipped, take_gpus,
+    without_variables,
+};
 
 const CTRL_C: &[u8] = b"\x03";
 
-/// Counts interrupts, and tells how many there were when it is told to end. Waits for them rather than handling them: a handler
-/// called right before a sleep would be held up by it.
+/// Counts interrupts and prints the count on SIGTERM. Waits for signals instead of handling them, because a sleep would
+/// delay a handler called just before it.
 const COUNTS: &str = "import signal\n\
     count, heard = 0, {signal.SIGINT, signal.SIGTERM}\n\
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)\n\
@@ -19,66 +22,66 @@ const COUNTS: &str = "import signal\n\
     print('count', count, flush=True)\n\
     exit(5)";
 
-/// A shell line on a terminal of its own, in which `GPUPOOL_RUN` stands for `gpupool run` with the agent's address.
-fn at_terminal(agent: &TestAgent, line: &str) -> Option<Running> {
+/// Runs a shell line on its own terminal; `GPUPOOL_RUN` stands for `gpupool run` with the agent's endpoint.
+fn at_terminal(agent: &TestAgent, line: &str) -> Option<BackgroundCommand> {
     if Command::new("script").arg("--version").output().is_err() {
         skipped("a terminal", "the program `script` is not there");
         return None;
     }
     let run = format!("'{BINARY}' run --endpoint 'unix:{}'", agent.socket().display());
-    let mut command = bare(Command::new("script"));
+    let mut command = without_variables(Command::new("script"));
     command.env("SHELL", "/bin/sh").env("COUNTS", COUNTS);
     command.args(["-q", "-e", "-c", &format!("stty -echo; {}", line.replace("GPUPOOL_RUN", &run)), "/dev/null"]);
-    Some(Running::start(command))
+    Some(BackgroundCommand::start(command))
 }
 
-/// The process that holds the only lease.
-async fn holder(agent: &TestAgent) -> Watched {
-    match the_active(&agent.client_unix()).await.holder {
-        Some(HolderBody::Process { pid }) => Watched::of(&pid.to_string()),
+/// Returns the process that holds the only lease.
+async fn holder(agent: &TestAgent) -> ObservedProcess {
+    match active_lease(&agent.client_unix()).await.holder {
+        Some(HolderBody::Process { pid }) => ObservedProcess::of(&pid.to_string()),
         other => panic!("a process should hold the lease, not {other:?}"),
     }
 }
 
 #[tokio::test]
-async fn the_keyboard_is_the_commands() {
+async fn keyboard_input_goes_to_the_command() {
     let agent = agent_of("1xH100").start().await;
     let line = "exec GPUPOOL_RUN -- sh -c 'echo ready; read line; echo heard $line'";
     let Some(mut running) = at_terminal(&agent, line) else { return };
-    running.says("ready");
-    running.press(b"hello\n");
-    running.says("heard hello");
+    running.wait_for_output("ready");
+    running.send_keys(b"hello\n");
+    running.wait_for_output("heard hello");
     assert_eq!(running.code(), 0);
 }
 
 #[tokio::test]
 async fn an_interrupt_from_the_keyboard_reaches_the_command_once() {
-    // Alone at the terminal, and beside a shell that shares it.
+    // Once alone at the terminal, once with a shell that shares it.
     for line in
         ["exec GPUPOOL_RUN -- python3 -c \"$COUNTS\"", "trap : INT; GPUPOOL_RUN -- python3 -c \"$COUNTS\"; exit $?"]
     {
         let agent = agent_of("1xH100").start().await;
         let Some(mut running) = at_terminal(&agent, line) else { return };
-        running.says("ready");
-        running.press(CTRL_C);
-        running.says("interrupt");
+        running.wait_for_output("ready");
+        running.send_keys(CTRL_C);
+        running.wait_for_output("interrupt");
         holder(&agent).await.signal(Signal::TERM);
-        assert_eq!(running.says("count "), "1", "{line}");
+        assert_eq!(running.wait_for_output("count "), "1", "{line}");
         assert_eq!(running.code(), 5, "{line}");
-        assert_eq!(live(&agent.client_unix()).await, []);
+        assert_eq!(live_leases(&agent.client_unix()).await, []);
     }
 }
 
 #[tokio::test]
-async fn a_live_line_tells_how_the_waiting_goes_and_an_interrupt_cancels_it() {
+async fn a_progress_line_shows_the_wait_and_an_interrupt_cancels_it() {
     let agent = agent_of("1xH100").start().await;
     let client = agent.client_unix();
-    let held = take(&client, 1).await;
+    let held = take_gpus(&client, 1).await;
     let Some(mut running) = at_terminal(&agent, "stty cols 200; exec GPUPOOL_RUN -- true") else { return };
-    let line = running.says("gpupool: ");
+    let line = running.wait_for_output("gpupool: ");
     assert!(line.contains("waits, number 1 in the queue") && line.contains(&held.owner), "{line}");
-    running.press(CTRL_C);
-    running.says("gpupool: cancelled");
+    running.send_keys(CTRL_C);
+    running.wait_for_output("gpupool: cancelled");
     assert_eq!(running.code(), 130);
-    assert_eq!(live(&client).await.len(), 1);
+    assert_eq!(live_leases(&client).await.len(), 1);
 }

@@ -1,7 +1,7 @@
-//! Runs the real binary as a person would, with nothing of the tester's own environment: to its end ([`Said`]), or while it
-//! goes on ([`Running`]). All waiting is on lines, pidfds and events, with one generous deadline after which the test fails
-//! and says what it waited for.
-#![allow(dead_code, reason = "each program of tests uses a part of it")]
+//! Runs the real binary with a clean environment: to its end ([`FinishedCommand`]) or in the background
+//! ([`BackgroundCommand`]). Every wait is on a line, pidfd or event, with one generous deadline; a test that exceeds it
+//! reports what it waited for.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::borrow::BorrowMut;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -22,17 +22,17 @@ use serde_json::Value;
 pub use gpupool_testkit::skipped;
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_gpupool");
-/// A user that owns nothing, on every machine.
-const NOBODY: &str = "65534";
+/// Uid of a user without files or leases.
+const NOBODY_UID: &str = "65534";
 
-/// An agent with so many simulated devices.
+/// Prepares an agent with simulated devices.
 pub fn agent_of(devices: &str) -> TestAgentBuilder {
     TestAgent::builder(BINARY).simulate(devices)
 }
 
-/// What a command said, and how it ended.
+/// Output and exit code of a command that has ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct FinishedCommand {
     pub command: String,
     pub code: Option<i32>,
     pub bytes: Vec<u8>,
@@ -40,103 +40,103 @@ pub struct Said {
     pub err: String,
 }
 
-impl Said {
-    /// Runs a command to its end, with nothing on its standard input.
-    pub fn of(command: impl BorrowMut<Command>) -> Self {
+impl FinishedCommand {
+    /// Runs a command to its end, with empty standard input.
+    pub fn run(command: impl BorrowMut<Command>) -> Self {
         with_input(command, b"")
     }
 
-    /// What it wrote, where it ended so.
+    /// Checks the exit code and returns standard output.
     #[track_caller]
     pub fn with(self, code: i32) -> String {
         assert_eq!(self.code, Some(code), "{self:#?}");
         String::from_utf8(self.bytes).unwrap()
     }
 
-    /// What it wrote, where all went well.
+    /// Checks for success and returns standard output.
     #[track_caller]
-    pub fn fine(self) -> String {
+    pub fn success(self) -> String {
         self.with(0)
     }
 
-    /// What it wrote in JSON, where all went well.
+    /// Checks for success and parses standard output as JSON.
     #[track_caller]
     pub fn json(self) -> Value {
-        let text = self.fine();
+        let text = self.success();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// It ended so, and said each of these on standard error.
+    /// Checks the exit code and that standard error contains each part.
     #[track_caller]
-    pub fn tells(self, code: i32, says: &[&str]) -> Self {
+    pub fn reports(self, code: i32, expected_parts: &[&str]) -> Self {
         assert_eq!(self.code, Some(code), "{self:#?}");
-        for part in says {
+        for part in expected_parts {
             assert!(self.err.contains(part), "{part:?} is missing in {self:#?}");
         }
         self
     }
 
-    /// It ended with this number and said nothing but an error with each of these in it.
+    /// Checks that the command failed, printed nothing but an error, and that the error contains each part.
     #[track_caller]
-    pub fn failed(self, code: i32, says: &[&str]) {
-        let said = self.tells(code, says);
-        assert_eq!(said.out, "", "{said:#?}");
-        assert!(said.err.starts_with("error: "), "{said:#?}");
-        assert!(said.err.matches("os error").count() < 2, "the cause is said twice: {said:#?}");
+    pub fn fails(self, code: i32, expected_parts: &[&str]) {
+        let printed = self.reports(code, expected_parts);
+        assert_eq!(printed.out, "", "{printed:#?}");
+        assert!(printed.err.starts_with("error: "), "{printed:#?}");
+        assert!(printed.err.matches("os error").count() < 2, "the cause is repeated: {printed:#?}");
     }
 }
 
-/// Runs a command to its end, with this on its standard input.
-pub fn with_input(mut command: impl BorrowMut<Command>, input: &[u8]) -> Said {
+/// Runs a command to its end, with this standard input.
+pub fn with_input(mut command: impl BorrowMut<Command>, input: &[u8]) -> FinishedCommand {
     let command = command.borrow_mut();
     let text = format!("{command:?}");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|error| panic!("{text}: {error}"));
     let (pid, mut stdin, input) = (child.id(), child.stdin.take().unwrap(), input.to_vec());
     std::thread::spawn(move || {
-        // Whoever has enough closes it.
+        // The command may close its input early.
         let _ = stdin.write_all(&input);
     });
-    let (tell, told) = channel();
+    let (tell, reported) = channel();
     std::thread::spawn(move || drop(tell.send(child.wait_with_output())));
-    let Ok(output) = told.recv_timeout(DEADLINE) else {
+    let Ok(output) = reported.recv_timeout(DEADLINE) else {
         let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         panic!("{text} did not end within {DEADLINE:?}");
     };
     let Output { status, stdout, stderr } = output.unwrap();
     let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Said { command: text, code: status.code(), out: lossy(&stdout), bytes: stdout, err: lossy(&stderr) }
+    FinishedCommand { command: text, code: status.code(), out: lossy(&stdout), bytes: stdout, err: lossy(&stderr) }
 }
 
-/// The command with nothing in its environment but what lets it run; its home is `home`.
-pub fn at_home(home: &Path, args: &[&str]) -> Command {
-    let mut command = bare(Command::new(BINARY));
+/// Prepares `gpupool` with a minimal environment and this home directory.
+pub fn command_in(home: &Path, args: &[&str]) -> Command {
+    let mut command = without_variables(Command::new(BINARY));
     command.args(args).env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", home);
     command.env("GPUPOOL_STATE_DIR", home.join("state"));
     command
 }
 
-/// The command, asking this agent over its socket, on a page of 80 columns.
-pub fn asking(agent: &TestAgent, args: &[&str]) -> Command {
-    let mut command = at_home(agent.state_dir(), args);
+/// Prepares `gpupool` for this agent's socket, on a terminal of 80 columns.
+pub fn command_for(agent: &TestAgent, args: &[&str]) -> Command {
+    let mut command = command_in(agent.state_dir(), args);
     command.env("GPU_SERVICE_ENDPOINT", format!("unix:{}", agent.socket().display())).env("COLUMNS", "80");
     command
 }
 
-/// What the command says of this agent.
-pub fn ask(agent: &TestAgent, args: &[&str]) -> Said {
-    Said::of(asking(agent, args))
+/// Runs `gpupool` for this agent's socket.
+pub fn run_command(agent: &TestAgent, args: &[&str]) -> FinishedCommand {
+    FinishedCommand::run(command_for(agent, args))
 }
 
-/// The command as a user who is not the agent's, asking it over loopback; `None`, and said so, where that cannot be tried.
-pub fn as_nobody(agent: &TestAgent, args: &[&str]) -> Option<Command> {
+/// Prepares `gpupool` as another user than the agent's, over loopback; `None`, with a note, if that is impossible here.
+pub fn command_as_nobody(agent: &TestAgent, args: &[&str]) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {
         skipped("a command of another user", "only root can become another user");
         return None;
     }
     let become_nobody = |args: &[&str]| {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", BINARY]).args(args).env_clear();
+        command.args(["--reuid", NOBODY_UID, "--regid", NOBODY_UID, "--clear-groups", BINARY]).args(args).env_clear();
         command.env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent").env("GPU_SERVICE_ENDPOINT", agent.address());
         command
     };
@@ -149,46 +149,46 @@ pub fn as_nobody(agent: &TestAgent, args: &[&str]) -> Option<Command> {
     }
 }
 
-/// `gpupool map` without GPUs, in an environment that nothing else can change.
+/// Prepares `gpupool map` without GPUs, with a clean environment.
 pub fn map(arguments: &[&str]) -> Command {
-    let mut command = bare(Command::new(BINARY));
+    let mut command = without_variables(Command::new(BINARY));
     command.args(["map", "--gpus", "0"]).args(arguments);
     command
 }
 
-/// What it says to its end, with nothing on its standard input.
-pub fn said(arguments: &[&str]) -> Said {
-    Said::of(map(arguments))
+/// Runs `gpupool map` without GPUs, with empty standard input.
+pub fn run_map(arguments: &[&str]) -> FinishedCommand {
+    FinishedCommand::run(map(arguments))
 }
 
-/// One `gpupool run`. Killed when dropped.
-pub struct Running {
+/// Running command, killed on drop.
+pub struct BackgroundCommand {
     child: Child,
     what: String,
-    output: Lines,
-    messages: Lines,
+    output: LineStream,
+    messages: LineStream,
 }
 
-/// Lines that are waited for, and those that passed.
-struct Lines {
+/// Lines of an output, and those that were read already.
+struct LineStream {
     lines: Receiver<String>,
     passed: Vec<String>,
 }
 
-/// `gpupool run` with these options, over the agent's Unix socket, in an environment that nothing else can change.
-pub fn run(agent: &TestAgent, options: &[&str], command: &[&str]) -> Running {
+/// Starts `gpupool run` over the agent's Unix socket, with a clean environment.
+pub fn run(agent: &TestAgent, options: &[&str], command: &[&str]) -> BackgroundCommand {
     run_at(&format!("unix:{}", agent.socket().display()), options, command)
 }
 
-/// The same at another address.
-pub fn run_at(endpoint: &str, options: &[&str], command: &[&str]) -> Running {
-    let mut line = bare(Command::new(BINARY));
+/// Starts `gpupool run` for an endpoint, with a clean environment.
+pub fn run_at(endpoint: &str, options: &[&str], command: &[&str]) -> BackgroundCommand {
+    let mut line = without_variables(Command::new(BINARY));
     line.args(["run", "--endpoint", endpoint]).args(options).arg("--").args(command);
-    Running::start(line)
+    BackgroundCommand::start(line)
 }
 
-/// A command without the variables that change what `gpupool` does.
-pub fn bare(mut command: Command) -> Command {
+/// Removes the variables that affect `gpupool`.
+pub fn without_variables(mut command: Command) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     command.env_clear().env("PATH", path).env("HOME", "/nonexistent");
     for kept in ["LLVM_PROFILE_FILE", "LD_LIBRARY_PATH"] {
@@ -199,13 +199,13 @@ pub fn bare(mut command: Command) -> Command {
     command
 }
 
-impl Running {
+impl BackgroundCommand {
     pub fn start(mut command: Command) -> Self {
         let what = format!("{command:?}");
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("{what}: {error}"));
-        let output = Lines::of(child.stdout.take().unwrap());
-        let messages = Lines::of(child.stderr.take().unwrap());
+        let output = LineStream::of(child.stdout.take().unwrap());
+        let messages = LineStream::of(child.stderr.take().unwrap());
         Self { child, what, output, messages }
     }
 
@@ -213,15 +213,15 @@ impl Running {
         self.child.id()
     }
 
-    /// Waits for a line of the command that begins so; the rest of it.
-    pub fn says(&mut self, beginning: &str) -> String {
+    /// Waits for an output line with this beginning and returns the rest of the line.
+    pub fn wait_for_output(&mut self, beginning: &str) -> String {
         let found = self.output.until(|line| line.starts_with(beginning));
         let line = found.unwrap_or_else(|why| panic!("{why} a line {beginning:?}\n{}", self.story()));
         line[beginning.len()..].to_owned()
     }
 
-    /// Waits for a message of `gpupool` that holds this.
-    pub fn tells(&mut self, part: &str) -> String {
+    /// Waits for a message on standard error that contains `part`.
+    pub fn wait_for_message(&mut self, part: &str) -> String {
         let found = self.messages.until(|line| line.contains(part));
         found.unwrap_or_else(|why| panic!("{why} a message with {part:?}\n{}", self.story()))
     }
@@ -230,12 +230,12 @@ impl Running {
         handle(self.pid()).signal(signal).unwrap();
     }
 
-    /// Writes to its standard input, or presses keys where that is a terminal.
-    pub fn press(&mut self, keys: &[u8]) {
+    /// Writes to standard input, which may be a terminal.
+    pub fn send_keys(&mut self, keys: &[u8]) {
         self.child.stdin.as_mut().unwrap().write_all(keys).unwrap();
     }
 
-    /// Waits for its end; its exit code, or 128 and the signal.
+    /// Waits for the end and returns the exit code, or 128 plus the signal.
     pub fn code(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         if let Some(id) = ProcessId::of_pid(self.child.id()).unwrap()
@@ -247,7 +247,7 @@ impl Running {
         status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
     }
 
-    /// Waits for its end; its exit code and everything it said, output first.
+    /// Waits for the end and returns exit code, output and messages.
     pub fn ended(mut self) -> (i32, String, String) {
         let code = self.code();
         (code, self.output.rest(), self.messages.rest())
@@ -258,7 +258,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for BackgroundCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -269,13 +269,13 @@ impl Drop for Running {
     }
 }
 
-impl Lines {
-    /// A thread reads them; it ends with the output, i.e. when the last process that can write to it has gone. A line that
-    /// is written over counts as one too.
+impl LineStream {
+    /// Starts a thread that reads until the last process with the output open has ended. A carriage return ends a line
+    /// as well.
     fn of(output: impl Read + Send + 'static) -> Self {
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            for piece in BufReader::new(Returns(output)).split(b'\n').map_while(Result::ok) {
+            for piece in BufReader::new(CarriageReturns(output)).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&piece).into_owned();
                 if !line.is_empty() && sender.send(line).is_err() {
                     return;
@@ -299,7 +299,7 @@ impl Lines {
         }
     }
 
-    /// All of it, to its end.
+    /// Reads to the end and returns all lines.
     fn rest(&mut self) -> String {
         while let Ok(line) = self.lines.recv_timeout(DEADLINE) {
             self.passed.push(line);
@@ -308,10 +308,10 @@ impl Lines {
     }
 }
 
-/// Reads every return of the carriage as the end of a line.
-struct Returns<R>(R);
+/// Reader that turns carriage returns into newlines.
+struct CarriageReturns<R>(R);
 
-impl<R: Read> Read for Returns<R> {
+impl<R: Read> Read for CarriageReturns<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let length = self.0.read(buffer)?;
         for byte in buffer[..length].iter_mut().filter(|byte| **byte == b'\r') {
@@ -322,8 +322,8 @@ impl<R: Read> Read for Returns<R> {
 }
 
 fn handle(pid: u32) -> ProcessHandle {
-    let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
-    ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"))
+    let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} is gone"));
+    ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {pid} is gone"))
 }
 
 fn wait_for_end(process: &ProcessHandle, what: &str) {
@@ -332,10 +332,10 @@ fn wait_for_end(process: &ProcessHandle, what: &str) {
     assert_eq!(poll(&mut fds, Some(&most)), Ok(1), "{what} did not end within {DEADLINE:?}");
 }
 
-/// A process somebody told us of, while it is surely alive; its end can be waited for.
-pub struct Watched(ProcessHandle);
+/// Process whose end can be awaited. It must be alive when this is created.
+pub struct ObservedProcess(ProcessHandle);
 
-impl Watched {
+impl ObservedProcess {
     pub fn of(pid: &str) -> Self {
         Self(handle(pid.parse().unwrap_or_else(|_| panic!("{pid:?} is no pid"))))
     }
@@ -344,7 +344,7 @@ impl Watched {
         self.0.signal(signal).unwrap();
     }
 
-    pub fn expect_end(&self) {
+    pub fn wait_for_exit(&self) {
         wait_for_end(&self.0, &format!("process {}", self.0.id()));
     }
 
@@ -353,32 +353,32 @@ impl Watched {
     }
 }
 
-/// Takes devices over the agent's API, as another program would; they are held by renewing, so for a minute.
-pub async fn take(client: &AgentClient, gpus: u16) -> LeaseBody {
+/// Leases GPUs over the API, as another program would, for the default ttl.
+pub async fn take_gpus(client: &AgentClient, gpus: u16) -> LeaseBody {
     let body = RequestBody { gpus: Some(gpus), queue: Some(false), ..RequestBody::default() };
     client.request(&body).await.unwrap()
 }
 
-/// The leases that are not over.
-pub async fn live(client: &AgentClient) -> Vec<LeaseBody> {
+/// Returns the leases that have not ended.
+pub async fn live_leases(client: &AgentClient) -> Vec<LeaseBody> {
     client.leases(&LeaseQuery::default()).await.unwrap().leases
 }
 
-/// The one lease that is active.
-pub async fn the_active(client: &AgentClient) -> LeaseBody {
-    let live = live(client).await;
+/// Returns the only active lease.
+pub async fn active_lease(client: &AgentClient) -> LeaseBody {
+    let live = live_leases(client).await;
     let [lease] = live.as_slice() else { panic!("one lease should be there: {live:#?}") };
     assert_eq!(lease.state, LeaseState::Active, "{lease:#?}");
     lease.clone()
 }
 
-/// How a lease ended.
-pub async fn over(client: &AgentClient, lease: u64) -> (LeaseState, Option<String>) {
+/// Returns state and cause of an ended lease.
+pub async fn lease_end(client: &AgentClient, lease: u64) -> (LeaseState, Option<String>) {
     let lease = client.follow(lease, Duration::ZERO).await.unwrap();
     (lease.state, lease.cause)
 }
 
-/// Whether this test runs as root; says that it cannot be tried where it does not.
+/// Returns whether the test runs as root, with a note if not.
 pub fn is_root(story: &str) -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {

@@ -1,11 +1,11 @@
-//! Whatever the file or the environment holds, the answer is a configuration or a list of problems.
+//! Any file and environment results in a configuration or a list of problems.
 
 use gpupool_config::{SECTIONS, all_settings, limits, load_config};
 use proptest::prelude::*;
 
 use super::{findings, from_env, from_file};
 
-/// Something like a value of TOML, allowed or not.
+/// Value in TOML syntax, allowed or not.
 fn value() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<i64>().prop_map(|number| number.to_string()),
@@ -23,7 +23,7 @@ fn value() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A line with a known key, a key of a policy, or nonsense.
+/// Line with a known key, a key of a policy, or nonsense.
 fn line() -> impl Strategy<Value = String> {
     let names: Vec<&str> = all_settings().iter().map(|setting| setting.name()).collect();
     let rules =
@@ -40,7 +40,7 @@ fn line() -> impl Strategy<Value = String> {
     ]
 }
 
-fn is_answered(text: &str) {
+fn check_any_text(text: &str) {
     let inputs = from_file(text);
     if let Err(problems) = load_config(&inputs) {
         assert!((1..=limits::PROBLEMS).contains(&problems.0.len()), "{} problems in {text:?}", problems.0.len());
@@ -50,26 +50,26 @@ fn is_answered(text: &str) {
 
 proptest! {
     #[test]
-    fn any_text_as_the_file_is_answered(text in any::<String>()) {
-        is_answered(&text);
+    fn any_file_is_accepted_or_refused(text in any::<String>()) {
+        check_any_text(&text);
     }
 
     #[test]
-    fn any_file_of_likely_lines_is_answered(lines in prop::collection::vec(line(), 0..8)) {
-        is_answered(&lines.join("\n"));
+    fn any_file_of_likely_lines_is_accepted_or_refused(lines in prop::collection::vec(line(), 0..8)) {
+        check_any_text(&lines.join("\n"));
     }
 
     #[test]
-    fn any_value_of_any_variable_is_answered(index in 0..all_settings().len(), value in any::<String>()) {
+    fn any_value_of_any_variable_is_accepted_or_refused(index in 0..all_settings().len(), value in any::<String>()) {
         let setting = &all_settings()[index];
         for name in setting.env {
             let inputs = from_env(&[(name, &value)]);
             if let Err(problems) = load_config(&inputs) {
-                let said = problems.to_string();
-                prop_assert!(said.contains(name), "{said} does not name {name}");
-                // A shorter one may stand in the words of the message by chance.
-                let tells = value.trim().len() >= 4 && said.contains(value.trim());
-                prop_assert!(!setting.secret || !tells, "{said} tells the secret");
+                let printed = problems.to_string();
+                prop_assert!(printed.contains(name), "{printed} does not name {name}");
+                // A shorter value may appear in the message by chance.
+                let tells = value.trim().len() >= 4 && printed.contains(value.trim());
+                prop_assert!(!setting.secret || !tells, "{printed} contains the secret");
             }
             findings(&inputs);
         }
@@ -77,11 +77,11 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_nests_without_end_or_is_huge_is_answered() {
-    is_answered(&format!("x = {}", "[".repeat(100_000)));
-    is_answered(&"a.".repeat(100_000));
-    is_answered(&format!("[{}x]", "a.".repeat(50_000)));
-    is_answered(&"[[policy]]\n".repeat(limits::POLICIES + 1));
-    is_answered(&"# comment\n".repeat(200_000));
-    is_answered(&(0..5_000).map(|n| format!("key{n} = 1\n")).collect::<String>());
+fn a_deeply_nested_or_huge_file_is_refused() {
+    check_any_text(&format!("x = {}", "[".repeat(100_000)));
+    check_any_text(&"a.".repeat(100_000));
+    check_any_text(&format!("[{}x]", "a.".repeat(50_000)));
+    check_any_text(&"[[policy]]\n".repeat(limits::POLICIES + 1));
+    check_any_text(&"# comment\n".repeat(200_000));
+    check_any_text(&(0..5_000).map(|n| format!("key{n} = 1\n")).collect::<String>());
 }

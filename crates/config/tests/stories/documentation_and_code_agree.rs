@@ -1,8 +1,6 @@
-//! The tables of `docs/configuration.md` are those of the code.
+//! `docs/configuration.md` agrees with the code.
 
 use gpupool_config::{SECTIONS, Setting, all_settings};
-
-use super::{default_of, machine};
 
 const HEAD: &str = "| key | variable | flag | default | allowed | meaning |\n|---|---|---|---|---|---|\n";
 
@@ -21,9 +19,7 @@ fn tables() -> String {
 fn row(setting: &Setting) -> String {
     let code = |words: &str| if words.is_empty() { "–".to_owned() } else { format!("`{words}`") };
     let variables = setting.env.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", alias ");
-    let machine = gpupool_config::HostContext { host_name: "(the host's name)".into(), ..machine() };
-    let default = default_of(setting.key, machine);
-    let default = match &default {
+    let default = match &setting.default {
         serde_json::Value::String(text) if text.is_empty() => "(empty)".to_owned(),
         serde_json::Value::String(text) => text.clone(),
         serde_json::Value::Null => String::new(),
@@ -69,7 +65,7 @@ fn the_documentation_lists_every_finding() {
     let mut codes = 0;
     for file in ["src/check.rs", "src/problem.rs"] {
         let source = std::fs::read_to_string(here.join(file)).unwrap();
-        // In the source each code stands in quotes behind its severity.
+        // In the source, each code is quoted after its severity.
         let behind = source
             .split(['(', '\n'])
             .filter_map(|part| part.trim().split_once(", \"").or(part.trim().split_once("code: \"")));
@@ -85,9 +81,9 @@ fn the_documentation_lists_every_finding() {
 #[test]
 fn the_backends_are_those_the_devices_know() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../devices/src/detect.rs");
-    let said = format!("allowed are {}", gpupool_config::BACKENDS.join(", "));
+    let printed = format!("allowed are {}", gpupool_config::BACKENDS.join(", "));
     assert!(
-        std::fs::read_to_string(path).unwrap().contains(&said),
-        "crates/devices/src/detect.rs no longer says {said:?}"
+        std::fs::read_to_string(path).unwrap().contains(&printed),
+        "crates/devices/src/detect.rs no longer says {printed:?}"
     );
 }

@@ -1,15 +1,15 @@
-//! `config check` finds what is allowed but probably not meant.
+//! `config check` reports likely mistakes.
 
 use gpupool_config::{
     ConfigInputs, ConfigSeverity, FileFact, MachineFacts, PortFact, check_config, findings_as_json, findings_as_text,
 };
 
-use super::{codes, findings, from_env, from_file};
+use super::{finding_codes, findings, from_env, from_file};
 
 #[test]
-fn nothing_is_found_where_nothing_is_wrong() {
+fn a_good_configuration_has_no_findings() {
     assert_eq!(findings(&from_env(&[])), []);
-    assert_eq!(findings_as_text(&[]), "Nothing wrong was found.\n");
+    assert_eq!(findings_as_text(&[]), "No problems found.\n");
 }
 
 #[test]
@@ -40,12 +40,12 @@ fn each_common_mistake_has_its_finding() {
         ("server.port =", "syntax"),
     ] {
         let found = findings(&from_file(text));
-        assert_eq!(codes(&found), [code], "{text}\n{}", findings_as_text(&found));
+        assert_eq!(finding_codes(&found), [code], "{text}\n{}", findings_as_text(&found));
     }
 }
 
 #[test]
-fn what_is_fine_is_not_found() {
+fn valid_settings_have_no_findings() {
     for text in [
         "server.host = '0.0.0.0'\nserver.open = true",
         "server.host = '0.0.0.0'\nserver.tls_cert = 'c'\nserver.tls_key = 'k'",
@@ -61,7 +61,7 @@ fn what_is_fine_is_not_found() {
 }
 
 #[test]
-fn misspelled_variables_are_found_and_those_of_others_are_left_alone() {
+fn misspelled_variables_are_reported_and_those_of_other_programs_are_not() {
     for (name, meant) in [
         ("GPU_MEMORY_TRESHOLD_PERCENT", "GPU_MEMORY_THRESHOLD_PERCENT"),
         ("GPUPOOL_STATEDIR", "GPUPOOL_STATE_DIR"),
@@ -73,7 +73,7 @@ fn misspelled_variables_are_found_and_those_of_others_are_left_alone() {
         ("CUDA_VISIBLE_DEVICE", "CUDA_VISIBLE_DEVICES"),
     ] {
         let found = findings(&from_env(&[(name, "1")]));
-        assert_eq!(codes(&found), ["variable_misspelled"], "{name}");
+        assert_eq!(finding_codes(&found), ["variable_misspelled"], "{name}");
         assert!(found[0].remedy.contains(&format!("Rename it to {meant},")), "{name}: {}", found[0].remedy);
     }
     let others = [
@@ -93,15 +93,15 @@ fn misspelled_variables_are_found_and_those_of_others_are_left_alone() {
 }
 
 #[test]
-fn a_variable_and_its_alias_that_differ_are_found() {
+fn a_variable_and_its_alias_with_different_values_are_reported() {
     let found = findings(&from_env(&[("GPU_POLLING_INTERVAL", "1"), ("GPU_POLLING_INTERVAL_SECONDS", "2")]));
-    assert_eq!(codes(&found), ["variable_twice"]);
-    assert!(found[0].what.contains("GPU_POLLING_INTERVAL counts"));
+    assert_eq!(finding_codes(&found), ["variable_twice"]);
+    assert!(found[0].what.contains("GPU_POLLING_INTERVAL is used"));
     assert_eq!(findings(&from_env(&[("GPU_POLLING_INTERVAL", "1"), ("GPU_POLLING_INTERVAL_SECONDS", "1")])), []);
 }
 
 #[test]
-fn what_the_machine_says_is_found_worst_first() {
+fn facts_of_the_machine_are_reported_worst_first() {
     let key = FileFact::Readable { path: "/k.pem".into(), others_can_read: true };
     let mut facts = MachineFacts {
         port: PortFact::InUse { by: Some("python3 (pid 12)".into()) },
@@ -122,7 +122,7 @@ fn what_the_machine_says_is_found_worst_first() {
         "token_readable",
         "state_dir_on_network",
     ];
-    assert_eq!(codes(&found), expected);
+    assert_eq!(finding_codes(&found), expected);
     assert!(found[..2].iter().all(|finding| finding.severity == ConfigSeverity::Error));
     let text = findings_as_text(&found);
     for part in ["by python3 (pid 12)", "to do: chmod 600 /k.pem", "where: server.tls_key (gpupool.toml:2)"] {
@@ -132,7 +132,7 @@ fn what_the_machine_says_is_found_worst_first() {
 }
 
 #[test]
-fn a_look_at_this_machine_finds_a_port_in_use_and_files_that_are_not_there() {
+fn a_port_in_use_and_missing_files_are_found_on_this_machine() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let state = tempfile::tempdir().unwrap();
     let missing = state.path().join("missing.pem");
@@ -143,8 +143,8 @@ fn a_look_at_this_machine_finds_a_port_in_use_and_files_that_are_not_there() {
     );
     let inputs: ConfigInputs = from_file(&text);
     let found = check_config(&inputs, |loaded| MachineFacts::gather(loaded, &inputs));
-    let mut codes = codes(&found);
-    // Where the temporary directory of this machine is on a network file system, that is found too.
-    codes.retain(|code| *code != "state_dir_on_network");
-    assert_eq!(codes, ["file_unreadable", "file_unreadable", "port_in_use"], "{}", findings_as_text(&found));
+    let mut finding_codes = finding_codes(&found);
+    // The temporary directory of this machine may be on a network file system.
+    finding_codes.retain(|code| *code != "state_dir_on_network");
+    assert_eq!(finding_codes, ["file_unreadable", "file_unreadable", "port_in_use"], "{}", findings_as_text(&found));
 }

@@ -1,4 +1,4 @@
-//! Stories of a configuration: what people write, and what they get.
+//! Stories about configurations: what users write, and the result.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod any_text_is_answered;
@@ -14,7 +14,7 @@ use gpupool_config::{
     ConfigFinding, ConfigInputs, ConfigProblems, FlagValues, HostContext, LoadedConfig, MachineFacts, load_config,
 };
 
-/// A machine that is the same everywhere.
+/// Same machine in every test.
 fn machine() -> HostContext {
     HostContext { root: true, host_name: "node-a".into(), state_home: None }
 }
@@ -36,25 +36,25 @@ fn loaded(inputs: &ConfigInputs) -> LoadedConfig {
     load_config(inputs).unwrap_or_else(|problems| panic!("{inputs:#?}\n{problems}"))
 }
 
-/// The default of a setting on `machine`, as it is shown.
+/// Returns the default of a setting on `machine`, as shown.
 fn default_of(key: &str, machine: HostContext) -> serde_json::Value {
     let resolved = loaded(&ConfigInputs::empty(machine)).resolved;
     resolved.into_iter().find(|resolved| resolved.key == key).unwrap().value
 }
 
-/// What is wrong with `inputs`, line by line.
-fn wrong(inputs: &ConfigInputs) -> Vec<String> {
+/// Returns the problems of `inputs` as lines.
+fn problem_lines(inputs: &ConfigInputs) -> Vec<String> {
     match load_config(inputs) {
         Err(ConfigProblems(problems)) => problems.iter().map(ToString::to_string).collect(),
         Ok(_) => panic!("nothing is wrong with {inputs:#?}"),
     }
 }
 
-/// Findings about what was written, without a look at this machine.
+/// Returns the findings without facts about this machine.
 fn findings(inputs: &ConfigInputs) -> Vec<ConfigFinding> {
     gpupool_config::check_config(inputs, |_| MachineFacts::default())
 }
 
-fn codes(findings: &[ConfigFinding]) -> Vec<&'static str> {
+fn finding_codes(findings: &[ConfigFinding]) -> Vec<&'static str> {
     findings.iter().map(|finding| finding.code).collect()
 }

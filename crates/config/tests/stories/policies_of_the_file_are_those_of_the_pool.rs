@@ -1,13 +1,13 @@
-//! `[[policy]]`, `[default_policy]`, `[quota]` and `[queue]` become the pool's rules.
+//! `[[policy]]`, `[default_policy]`, `[quota]` and `[queue]` become rules of the pool.
 
 use gpupool_core::{
     Bytes, IsolationLevel, Millis, OwnerQuota, PlacementStrategy, QueueOrder, RequestPolicy, RequestSize, Share,
 };
 
-use super::{from_file, loaded, wrong};
+use super::{from_file, loaded, problem_lines};
 
 #[test]
-fn friendly_units_become_the_pools_units() {
+fn units_of_the_file_become_units_of_the_pool() {
     let text = r#"
         [[policy]]
         name = "students"
@@ -44,7 +44,7 @@ fn friendly_units_become_the_pools_units() {
 }
 
 #[test]
-fn quotas_and_the_queue_are_read() {
+fn quotas_and_queue_order_are_read() {
     let text = "queue.order = 'fair_share'\n[quota]\nperiod = '1d'\n[quota.default]\ngpus = 1\n\
                 [quota.owners.ann]\ngpus = 2.5\ngpu_hours = 40\nweight = 3\n[quota.owners.'dr. bob']\nweight = 2";
     let policies = loaded(&from_file(text)).config.policies;
@@ -55,7 +55,7 @@ fn quotas_and_the_queue_are_read() {
 }
 
 #[test]
-fn a_file_without_rules_has_those_of_the_api() {
+fn a_file_without_rules_has_the_default_rules() {
     assert_eq!(loaded(&from_file("")).config.policies, gpupool_core::Policies::default());
 }
 
@@ -64,22 +64,22 @@ fn a_bad_rule_is_named_by_its_path() {
     for (text, part) in [
         (
             "[[policy]]\nmax_memory = 24",
-            "gpupool.toml:2: policy[0].max_memory: 24 is not allowed, it must be an amount of memory",
+            "gpupool.toml:2: policy[0].max_memory: 24 is not allowed; it must be an amount of memory",
         ),
         ("[[policy]]\n[[policy]]\nstrategy = 'bestfit'", "policy[1].strategy: \"bestfit\" is not allowed"),
         ("[[policy]]\nsizes = ['big']", "one of host-only, part, whole, several"),
         ("[[policy]]\nmax_fraction = 2", "from 0.001 to 1.0"),
-        ("[[policy]]\nlabels = 'x'", "policy[0].labels: something else than a table"),
+        ("[[policy]]\nlabels = 'x'", "policy[0].labels: a value is not allowed"),
         ("[[policy]]\nlabels = { a = 1 }", "policy[0].labels.a: 1 is not allowed"),
         ("[policy]\nname = 'x'", "tables that each begin with [[policy]]"),
-        ("[default_policy]\nowners = ['ann']", "default_policy.owners: nobody knows this key"),
+        ("[default_policy]\nowners = ['ann']", "default_policy.owners: unknown key"),
         ("[quota.owners.'']\ngpus = 1", "quota.owners: this is not allowed"),
         ("[quota.owners.ann]\nweight = 0", "quota.owners.ann.weight: 0 is not allowed"),
-        ("[quota.owners]\nann = 5", "quota.owners.ann: something else than a table"),
+        ("[quota.owners]\nann = 5", "quota.owners.ann: a value is not allowed"),
         ("quota.owners = 3", "quota.owners: this is not allowed"),
         ("queue.order = 'fiffo'", "did you mean fifo?"),
     ] {
-        let said = wrong(&from_file(text)).join("\n");
-        assert!(said.contains(part), "{text}: {said}");
+        let printed = problem_lines(&from_file(text)).join("\n");
+        assert!(printed.contains(part), "{text}: {printed}");
     }
 }

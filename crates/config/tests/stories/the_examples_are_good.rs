@@ -1,4 +1,4 @@
-//! Every example file loads, and nothing is found in it. Files an example names need not exist here.
+//! Every example file loads without findings. Files that an example names need not exist here.
 
 use std::path::Path;
 
@@ -13,11 +13,11 @@ fn examples() -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_example_loads_and_nothing_is_found_in_it() {
+fn every_example_loads_without_findings() {
     let mut names = Vec::new();
     for (name, text) in examples() {
         assert_eq!(findings(&from_file(&text)), [], "{name}");
-        assert!(text.starts_with("# "), "{name} begins with what it is for");
+        assert!(text.starts_with("# "), "{name} does not start with its purpose");
         names.push(name);
     }
     names.sort();

@@ -1,4 +1,4 @@
-//! Flags beat the environment, the environment beats the file, the file beats the default.
+//! Precedence of sources: flags, environment, file, default.
 
 use gpupool_config::{ConfigInputs, FlagValues, SettingOrigin};
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{default_of, from_env, from_file, from_flags, loaded, machine};
 
-/// A setting and three values it may have, as they are written and as they are shown.
+/// Setting and three values, as written and as shown.
 const SAMPLES: &[(&str, [&str; 3])] = &[
     ("server.host", ["10.0.0.1", "10.0.0.2", "10.0.0.3"]),
     ("server.port", ["1", "2", "3"]),
@@ -58,7 +58,7 @@ proptest! {
 }
 
 #[test]
-fn an_empty_variable_counts_as_not_set_except_where_empty_means_something() {
+fn an_empty_variable_is_ignored_unless_empty_is_a_value() {
     let result = loaded(&from_env(&[("PORT", ""), ("HOST", " "), ("CUDA_VISIBLE_DEVICES", ""), ("API_PREFIX", "")]));
     assert_eq!((result.config.server.port, result.config.server.host.as_str()), (8000, "127.0.0.1"));
     assert_eq!(result.config.monitoring.cuda_visible_devices.as_deref(), Some(""));
@@ -70,7 +70,7 @@ fn an_empty_variable_counts_as_not_set_except_where_empty_means_something() {
 }
 
 #[test]
-fn booleans_and_log_levels_are_read_in_the_spellings_people_use() {
+fn booleans_and_log_levels_have_several_spellings() {
     for (text, value) in
         [("TRUE", true), ("1", true), ("Yes", true), ("on", true), ("0", false), ("No", false), ("OFF", false)]
     {
@@ -82,7 +82,7 @@ fn booleans_and_log_levels_are_read_in_the_spellings_people_use() {
 }
 
 #[test]
-fn a_list_of_endpoints_is_tidied_and_wins_over_a_single_one_of_the_same_place() {
+fn a_list_of_endpoints_is_normalized_and_precedes_a_single_one() {
     let urls = |inputs: &ConfigInputs| loaded(inputs).client_endpoints().urls;
     let list = ("GPU_SERVICE_ENDPOINTS", " http://a:1/, ,http://a:1,,https://b/api/ ");
     let single = ("GPU_SERVICE_ENDPOINT", "http://c:1/");
@@ -99,7 +99,7 @@ fn a_list_of_endpoints_is_tidied_and_wins_over_a_single_one_of_the_same_place() 
 }
 
 #[test]
-fn the_last_of_two_equal_flags_counts_and_a_switch_is_a_flag() {
+fn the_last_of_two_equal_flags_wins() {
     let flags = FlagValues::default()
         .set("--port", Some(1))
         .set("--port", Some(2))
@@ -111,7 +111,7 @@ fn the_last_of_two_equal_flags_counts_and_a_switch_is_a_flag() {
 }
 
 #[test]
-fn the_state_of_a_user_is_below_their_home() {
+fn the_state_directory_of_a_user_is_below_the_home_directory() {
     let mut inputs = ConfigInputs::empty(machine());
     assert_eq!(loaded(&inputs).config.server.state_dir.to_str(), Some("/var/lib/gpupool"));
     inputs.machine =
@@ -120,7 +120,7 @@ fn the_state_of_a_user_is_below_their_home() {
 }
 
 #[test]
-fn agents_of_this_machine_are_looked_for_at_the_users_and_the_machines_own_place() {
+fn agent_sockets_are_those_of_the_user_and_the_machine() {
     let sockets = |inputs: &ConfigInputs| {
         let found = loaded(inputs).agent_sockets();
         found.iter().map(|path| path.display().to_string()).collect::<Vec<_>>()
@@ -130,5 +130,5 @@ fn agents_of_this_machine_are_looked_for_at_the_users_and_the_machines_own_place
     inputs.machine = gpupool_config::HostContext { root: false, state_home: Some("/home/ann".into()), ..machine() };
     assert_eq!(sockets(&inputs), ["/home/ann/gpupool/agent.sock", "/var/lib/gpupool/agent.sock"]);
     let named = from_env(&[("GPUPOOL_STATE_DIR", "/x")]);
-    assert_eq!(sockets(&named), ["/x/agent.sock"], "whoever names a directory means the agent there");
+    assert_eq!(sockets(&named), ["/x/agent.sock"], "a configured directory selects its own agent");
 }

@@ -1,4 +1,4 @@
-//! `config show`, `/config` and what a reload changes.
+//! `config show`, `GET /config` and the changes of a reload.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{from_env, from_file, loaded};
 
 #[test]
-fn every_setting_is_shown_with_where_it_came_from() {
+fn every_setting_is_shown_with_its_origin() {
     let mut inputs = from_file("[server]\nport = 9000\n\n[[policy]]\nname = 'all'\nmax_duration = '2h'");
     inputs.env = from_env(&[("HOST", "0.0.0.0")]).env;
     inputs.flags = FlagValues::default().set_switch("--open", true);
@@ -37,7 +37,7 @@ fn every_setting_is_shown_with_where_it_came_from() {
 }
 
 #[test]
-fn the_contract_gets_its_field_names_and_types() {
+fn the_config_route_has_the_published_names_and_types() {
     let config = loaded(&from_env(&[("REFRESH_INTERVAL", "0.5"), ("LOG_LEVEL", "WARNING"), ("WORKERS", "4")])).config;
     assert_eq!(
         json!(config.to_contract_config(8123, "1.2.3")),

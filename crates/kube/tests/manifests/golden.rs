@@ -1,4 +1,4 @@
-//! The table of what annotations and resources mean together. A change here is a change of what we promise.
+//! Published meaning of annotations and resources together.
 
 use gpupool_core::{Bytes, IsolationLevel, MilliCpus, Millis, Request, RequestedAmount, Share, Vendor};
 use gpupool_kube::{KubeError, PodVerdict, check_manifest};
@@ -26,14 +26,14 @@ fn manifest(annotations: &[(&str, &str)], resources: &[(&str, &str)]) -> String 
     text
 }
 
-fn judge(text: &str) -> Result<PodVerdict, KubeError> {
+fn verdict_of(text: &str) -> Result<PodVerdict, KubeError> {
     let mut all = check_manifest(text);
     assert_eq!(all.len(), 1, "{text}");
     all.remove(0).verdict
 }
 
 fn request(text: &str) -> Request {
-    match judge(text) {
+    match verdict_of(text) {
         Ok(PodVerdict::Gpu(request)) => *request,
         other => panic!("{other:?}\n{text}"),
     }
@@ -97,7 +97,7 @@ fn annotations_and_resources_that_agree_are_one_request() {
 }
 
 #[test]
-fn what_contradicts_or_is_not_allowed_is_an_error_that_says_so() {
+fn contradictions_and_invalid_values_are_refused() {
     #[rustfmt::skip]
     let table: &[(Pairs, Pairs, &str, &[&str])] = &[
         // Contradictions name both sides.
@@ -124,7 +124,7 @@ fn what_contradicts_or_is_not_allowed_is_an_error_that_says_so() {
         (&[("memory", "0")], NONE, "invalid_annotation", &["gpu-memory", "above 0"]),
         (&[("memory", "4GB")], NONE, "invalid_annotation", &["gpu-memory", "4GB", "MiB"]),
         (&[("isolation", "jail")], NONE, "invalid_annotation", &["gpu-isolation", "jail", "mps or mig"]),
-        (&[("isolation", "mps")], NONE, "invalid_annotation", &["gpu-isolation", "asks for a GPU"]),
+        (&[("isolation", "mps")], NONE, "invalid_annotation", &["gpu-isolation", "requests a GPU"]),
         (&[("fractoin", "0.5")], NONE, "unknown_annotation", &["gpu-fractoin", "did you mean kaiwo.ai/gpu-fraction?"]),
         (&[("colour-of-fans", "red")], NONE, "unknown_annotation", &["gpu-colour", "one of kaiwo.ai/gpu-fraction"]),
         (NONE, &[("amd.com/gpu", "17")], "invalid_resource", &["amd.com/gpu", "17", "main", "1..=16", "100..=1000"]),
@@ -139,7 +139,7 @@ fn what_contradicts_or_is_not_allowed_is_an_error_that_says_so() {
         (NONE, &[("amd.com/gpu", "1"), ("cpu", "lots")], "invalid_resource", &["cpu", "lots"]),
     ];
     for (annotations, resources, code, words) in table {
-        let error = match judge(&manifest(annotations, resources)) {
+        let error = match verdict_of(&manifest(annotations, resources)) {
             Err(error) => error,
             other => panic!("{annotations:?} {resources:?}: {other:?}"),
         };
@@ -154,7 +154,7 @@ fn what_contradicts_or_is_not_allowed_is_an_error_that_says_so() {
 }
 
 #[test]
-fn a_pod_that_mentions_no_gpu_asks_for_none() {
+fn a_pod_without_gpu_resources_requests_none() {
     for (annotations, resources) in [
         (NONE, NONE),
         (NONE, &[("amd.com/gpu", "0")] as &[_]),
@@ -163,12 +163,16 @@ fn a_pod_that_mentions_no_gpu_asks_for_none() {
         (&[("sharing", "false")], NONE),
         (&[("isolation", "none")], NONE),
     ] {
-        assert_eq!(judge(&manifest(annotations, resources)), Ok(PodVerdict::NoGpu), "{annotations:?} {resources:?}");
+        assert_eq!(
+            verdict_of(&manifest(annotations, resources)),
+            Ok(PodVerdict::NoGpu),
+            "{annotations:?} {resources:?}"
+        );
     }
 }
 
 #[test]
-fn isolation_is_passed_on_where_the_vendor_has_it() {
+fn isolation_is_kept_if_the_vendor_supports_it() {
     for (name, isolation) in [
         ("none", IsolationLevel::None),
         ("time-slicing", IsolationLevel::TimeSlicing),
@@ -190,12 +194,12 @@ fn requests_and_limits_of_a_container_must_agree() {
         )
     };
     assert_eq!(request(&text("2", "\"2\"")).gpus, 2);
-    let error = judge(&text("1", "2")).unwrap_err().to_string();
+    let error = verdict_of(&text("1", "2")).unwrap_err().to_string();
     assert!(error.contains("1 in requests, 2 in limits"), "{error}");
 }
 
 #[test]
-fn the_rest_of_the_pod_becomes_the_rest_of_the_request() {
+fn other_fields_of_the_pod_become_fields_of_the_request() {
     let request = request(
         r#"
 apiVersion: batch/v1
@@ -227,7 +231,7 @@ spec:
 }
 
 #[test]
-fn every_workload_kind_is_read_by_its_template_and_a_list_is_unrolled() {
+fn every_kind_of_workload_is_supported_and_lists_are_expanded() {
     let template = "{metadata: {annotations: {kaiwo.ai/gpu-fraction: '0.5'}}, spec: {containers: [{name: a}]}}";
     let mut text = String::new();
     for (version, kind) in [
@@ -251,10 +255,10 @@ fn every_workload_kind_is_read_by_its_template_and_a_list_is_unrolled() {
 }
 
 #[test]
-fn an_annotation_on_the_workload_instead_of_its_pods_is_an_error_that_says_where_it_belongs() {
+fn an_annotation_on_the_workload_is_refused_with_the_right_place() {
     let text = "kind: Deployment\nmetadata: {annotations: {kaiwo.ai/gpu-fraction: '0.5'}}\n\
                 spec: {template: {spec: {containers: [{name: a}]}}}\n";
-    let error = judge(text).unwrap_err();
+    let error = verdict_of(text).unwrap_err();
     assert_eq!(error.code(), "misplaced_annotation");
     assert!(error.to_string().contains("spec.template.metadata.annotations"), "{error}");
 }
@@ -268,14 +272,14 @@ fn numbers_and_booleans_must_be_quoted_in_annotations_and_labels() {
         ("labels: {version: 1.5}", "label version"),
     ] {
         let text = format!("kind: Pod\nmetadata: {{{metadata}}}\nspec: {{containers: [{{name: a}}]}}\n");
-        let error = judge(&text).unwrap_err();
+        let error = verdict_of(&text).unwrap_err();
         assert_eq!(error.code(), "not_a_string", "{metadata}");
         assert!(error.to_string().contains(word), "{error}");
     }
 }
 
 #[test]
-fn resources_of_the_pod_as_a_whole_replace_the_sum_of_its_containers() {
+fn resources_of_the_pod_replace_the_sum_of_its_containers() {
     let text = |resources: &str| {
         format!(
             "kind: Pod\nspec:\n  resources: {resources}\n  containers:\n  - name: a\n    resources: {{limits: {{cpu: 1, \
@@ -285,11 +289,11 @@ fn resources_of_the_pod_as_a_whole_replace_the_sum_of_its_containers() {
     assert_eq!(request(&text("{requests: {cpu: 3}}")).cpus, MilliCpus(3000));
     assert_eq!(request(&text("{limits: {cpu: 3, memory: 1Ki}}")).cpus, MilliCpus(1000));
     assert_eq!(request(&text("{limits: {memory: 1Ki}}")).host_memory, Bytes(1024));
-    assert!(judge(&text("{limits: {amd.com/gpu: 1}}")).unwrap_err().to_string().contains("spec.resources"));
+    assert!(verdict_of(&text("{limits: {amd.com/gpu: 1}}")).unwrap_err().to_string().contains("spec.resources"));
 }
 
 #[test]
-fn what_often_shares_a_file_with_pods_asks_for_no_gpu_unless_it_only_shares_the_name() {
+fn kinds_without_pods_request_no_gpu() {
     for text in ["kind: Service", "apiVersion: v1\nkind: ConfigMap", "apiVersion: networking.k8s.io/v1\nkind: Ingress"]
     {
         assert_eq!(check_manifest(text)[0].verdict, Ok(PodVerdict::NoGpu), "{text}");

@@ -1,4 +1,4 @@
-//! Whatever the text: no panic, and either a request that the pool accepts or an error that names what is wrong.
+//! Any text results in a request that the pool accepts, or in an error that names the problem.
 
 use gpupool_kube::{PodVerdict, Quantity, check_manifest};
 use proptest::prelude::*;
@@ -37,8 +37,8 @@ items:
   spec: {template: {spec: {containers: [{name: a}]}}}
 "#;
 
-/// Every answer is one that can be used.
-fn sound(text: &str) -> Result<(), TestCaseError> {
+/// Checks that every verdict is usable.
+fn check_result(text: &str) -> Result<(), TestCaseError> {
     for checked in check_manifest(text) {
         match checked.verdict {
             Ok(PodVerdict::Gpu(request)) => {
@@ -69,7 +69,7 @@ fn boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// A number as people write it: its text, digits without the point, and how many come after the point.
+/// Number as text, its digits without the point, and the count of decimals.
 fn number() -> impl Strategy<Value = (String, u128, u32)> {
     (0_u32..100_000, proptest::option::of("[0-9]{0,5}")).prop_map(|(whole, decimals)| match decimals {
         None => (whole.to_string(), u128::from(whole), 0),
@@ -80,7 +80,7 @@ fn number() -> impl Strategy<Value = (String, u128, u32)> {
     })
 }
 
-/// A suffix and what it multiplies by, as a fraction.
+/// Suffix and its multiplier, as a fraction.
 fn suffix() -> impl Strategy<Value = (String, u128, u128)> {
     let table: Vec<(&str, u128, u128)> = vec![
         ("", 1, 1),
@@ -114,19 +114,19 @@ proptest! {
 
     #[test]
     fn arbitrary_text_never_panics(text in "\\PC{0,200}") {
-        sound(&text)?;
+        check_result(&text)?;
     }
 
     #[test]
     fn arbitrary_yaml_punctuation_never_panics(text in "[-{}\\[\\]:,&*!|>'\"#%@?~<\\n\\t a0.e]{0,120}") {
-        sound(&text)?;
-        sound(&format!("kind: Pod\nmetadata: {text}"))?;
-        sound(&format!("kind: Pod\nspec: {{containers: [{text}]}}"))?;
+        check_result(&text)?;
+        check_result(&format!("kind: Pod\nmetadata: {text}"))?;
+        check_result(&format!("kind: Pod\nspec: {{containers: [{text}]}}"))?;
     }
 
     #[test]
     fn a_truncated_manifest_never_panics(at in 0..MANIFEST.len()) {
-        sound(&MANIFEST[..boundary(MANIFEST, at)])?;
+        check_result(&MANIFEST[..boundary(MANIFEST, at)])?;
     }
 
     #[test]
@@ -139,7 +139,7 @@ proptest! {
             let to = boundary(&text, (at + length).min(text.len())).max(from);
             text.replace_range(from..to, &new);
         }
-        sound(&text)?;
+        check_result(&text)?;
     }
 
     #[test]
@@ -152,7 +152,7 @@ proptest! {
         gpus in prop_oneof!["\\PC{0,10}", "[-+]?[0-9.]{0,30}(e[0-9]{0,20})?[munkKMGTPE]?i?"],
         cpu in prop_oneof!["\\PC{0,10}", "[-+]?[0-9.]{0,30}(e[0-9]{0,20})?[munkKMGTPE]?i?"],
     ) {
-        sound(&format!(
+        check_result(&format!(
             "kind: Pod\nmetadata:\n  annotations:\n    {}: {}\nspec:\n  containers:\n  - resources:\n      limits:\n        \
              nvidia.com/gpu: {}\n        cpu: {}\n        memory: {}\n",
             quoted(&format!("kaiwo.ai/gpu-{name}")), quoted(&value), quoted(&gpus), quoted(&cpu), quoted(&cpu),
@@ -161,10 +161,10 @@ proptest! {
 
     #[test]
     fn bare_scalars_never_panic(scalar in "[-+.0-9eExXoinfNaN_:~]{0,24}") {
-        sound(&MANIFEST.replace("\"500\"", &scalar))?;
-        sound(&MANIFEST.replace("\"0.5\"", &scalar))?;
-        sound(&MANIFEST.replace("16Gi", &scalar))?;
-        sound(&MANIFEST.replace("priority: 5", &format!("priority: {scalar}")))?;
+        check_result(&MANIFEST.replace("\"500\"", &scalar))?;
+        check_result(&MANIFEST.replace("\"0.5\"", &scalar))?;
+        check_result(&MANIFEST.replace("16Gi", &scalar))?;
+        check_result(&MANIFEST.replace("priority: 5", &format!("priority: {scalar}")))?;
     }
 
     #[test]
@@ -198,7 +198,7 @@ proptest! {
 }
 
 #[test]
-fn the_manifest_that_is_mutated_is_a_good_one() {
+fn the_mutated_manifest_is_valid() {
     let all = check_manifest(MANIFEST);
     assert_eq!(all.len(), 3);
     for checked in all {

@@ -1,4 +1,4 @@
-//! A client that dies between offer and confirmation leaves no active lease, and what it was offered goes on.
+//! A client that dies between offer and confirmation leaves no active lease, and the offer goes to the next request.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use gpupool_api::RequestBody;
 use gpupool_testkit::{ProxyMode, eventually, within_deadline};
 
-use crate::common::{Fleet, quick, started, whole};
+use crate::common::{Fleet, quick_polling, request_whole_gpu, start_client};
 
-/// Set in the process that is to die: the endpoints it waits at.
+/// Variable with the endpoints of the process that is killed.
 const ENDPOINTS: &str = "GPUPOOL_TEST_DYING_CLIENT";
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "run by the test below, in a process of its own"]
-async fn the_one_that_dies() {
+async fn waits_until_it_is_killed() {
     let endpoints = std::env::var(ENDPOINTS).unwrap();
-    let client = started(quick(gpupool_client::Client::builder().endpoints(endpoints))).await;
-    let lease = whole(&client).await;
+    let client = start_client(quick_polling(gpupool_client::Client::builder().endpoints(endpoints))).await;
+    let lease = request_whole_gpu(&client).await;
     drop(lease);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_dead_client_was_offered_goes_to_the_next_and_never_becomes_active() {
-    let fleet = Fleet::of(&["1xH100", "1xH100"]).await;
-    let held = fleet.fill().await;
+async fn the_offer_of_a_dead_client_goes_to_the_next_request() {
+    let fleet = Fleet::start(&["1xH100", "1xH100"]).await;
+    let held = fleet.lease_all_gpus().await;
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["dying::the_one_that_dies", "--exact", "--ignored", "--nocapture"])
+        .args(["client_crash::waits_until_it_is_killed", "--exact", "--ignored", "--nocapture"])
         .env(ENDPOINTS, fleet.addresses())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -38,9 +38,9 @@ async fn what_a_dead_client_was_offered_goes_to_the_next_and_never_becomes_activ
     for agent in &fleet.agents {
         next.push(agent.client().request(&RequestBody::default()).await.unwrap().id);
     }
-    // What the agents say does not reach it any more: it is offered, and cannot confirm.
-    fleet.set(0, ProxyMode::Silent);
-    fleet.set(1, ProxyMode::Silent);
+    // Responses of the agents no longer arrive, so the client gets an offer and cannot confirm it.
+    fleet.set_proxy_mode(0, ProxyMode::Silent);
+    fleet.set_proxy_mode(1, ProxyMode::Silent);
     for (agent, held) in fleet.agents.iter().zip(&held) {
         agent.client().release(held[0]).await.unwrap();
     }
@@ -59,10 +59,10 @@ async fn what_a_dead_client_was_offered_goes_to_the_next_and_never_becomes_activ
         let served = within_deadline("the next one", client.follow(next, Duration::from_secs(60))).await.unwrap();
         assert_eq!(served.state.name(), "active");
         let records = gpupool_testkit::audit::fetch_all_records(&client).await.unwrap();
-        // What was offered is held too, and counts as such; it ended without ever being confirmed.
+        // An offer counts as held; it ended without a confirmation.
         let ends = records.iter().filter(|one| one.event == "ended");
         let ends: Vec<Option<&str>> = ends.map(|one| one.cause.as_deref()).collect();
         assert_eq!(ends, [Some("by_owner"), Some("offer_lapsed")], "{records:#?}");
     }
-    fleet.is_clean().await;
+    fleet.check_audit().await;
 }

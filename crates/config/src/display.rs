@@ -1,4 +1,4 @@
-//! A configuration as it is shown: `config show`, `GET /config`, and the changes that SIGHUP makes.
+//! Display of a configuration: `config show`, `GET /config`, and the changes of a reload.
 
 use std::fmt::Write as _;
 
@@ -8,15 +8,15 @@ use crate::load::LoadedConfig;
 use crate::settings::{Config, Setting};
 
 impl LoadedConfig {
-    /// A table of key, value and origin.
+    /// Formats a table of key, value and origin.
     pub fn as_text(&self) -> String {
         let row = |resolved: &crate::ResolvedSetting| {
-            [resolved.key.clone(), plain(&resolved.value), resolved.origin.to_string()]
+            [resolved.key.clone(), display_value(&resolved.value), resolved.origin.to_string()]
         };
         let rows: Vec<[String; 3]> = self.resolved.iter().map(row).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let (keys, values) = (width(0).max(3), width(1).clamp(5, 40));
-        let mut text = format!("{:keys$}  {:values$}  FROM\n", "KEY", "VALUE");
+        let mut text = format!("{:keys$}  {:values$}  ORIGIN\n", "KEY", "VALUE");
         for [key, value, origin] in &rows {
             // Writing to a text cannot fail.
             let _ = writeln!(text, "{key:keys$}  {value:values$}  {origin}");
@@ -24,7 +24,7 @@ impl LoadedConfig {
         text
     }
 
-    /// `{settings: [{key, value, origin}], warnings: [text]}`.
+    /// Formats `{settings: [{key, value, origin}], warnings: [text]}`.
     pub fn as_json(&self) -> Json {
         let settings = self
             .resolved
@@ -34,18 +34,18 @@ impl LoadedConfig {
         json!({ "settings": settings.collect::<Vec<_>>(), "warnings": warnings.collect::<Vec<_>>() })
     }
 
-    /// The changes that `new` would make. Settings of clients do not concern an agent and are left out.
+    /// Returns the changes that `new` makes. Client settings do not affect an agent and are left out.
     pub fn changes(&self, new: &Self) -> ConfigChanges {
         let mut changes = ConfigChanges::default();
         let mut note = |key: &str, is_exchange: bool| {
-            // A rule of the file is no setting, and every rule is live.
+            // Rules of the file are not settings and are all live.
             let is_live = is_exchange && Setting::find(key).is_none_or(|setting| setting.live);
             let list = if is_live { &mut changes.applied } else { &mut changes.need_restart };
             list.push(key.to_owned());
         };
         for now in new.resolved.iter().filter(|now| !now.key.starts_with("client.")) {
             match self.resolved.iter().find(|before| before.key == now.key) {
-                // A certificate can be exchanged while the agent runs; TLS cannot be switched on or off.
+                // A running agent can replace a certificate, but not enable or disable TLS.
                 Some(before) if before.value != now.value => {
                     note(&now.key, !before.value.is_null() && !now.value.is_null());
                 }
@@ -62,18 +62,18 @@ impl LoadedConfig {
     }
 }
 
-/// The keys in which two configurations differ.
+/// Keys that differ between two configurations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigChanges {
-    /// Taken at once.
+    /// Changes applied at once.
     pub applied: Vec<String>,
-    /// Taken at the next start.
+    /// Changes applied at the next start.
     pub need_restart: Vec<String>,
 }
 
 impl Config {
-    /// The parts `server`, `api` and `monitoring` of `GET /config`, in the field names published clients know. `port` is the
-    /// one that is really listened on, `version` the program's.
+    /// Formats the parts `server`, `api` and `monitoring` of `GET /config` with the published field names. `port` is
+    /// the port in use, `version` the program's.
     pub fn to_contract_config(&self, port: u16, version: &str) -> Json {
         let (server, api, monitoring) = (&self.server, &self.api, &self.monitoring);
         json!({
@@ -101,14 +101,14 @@ impl Config {
     }
 }
 
-/// A value as a person writes it.
-fn plain(value: &Json) -> String {
+/// Formats a value for users.
+fn display_value(value: &Json) -> String {
     match value {
         Json::Null => "(not set)".to_owned(),
         Json::String(text) if text.is_empty() => "(empty)".to_owned(),
         Json::String(text) => text.clone(),
         Json::Array(entries) if entries.is_empty() => "(none)".to_owned(),
-        Json::Array(entries) => entries.iter().map(plain).collect::<Vec<_>>().join(", "),
+        Json::Array(entries) => entries.iter().map(display_value).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
     }
 }
