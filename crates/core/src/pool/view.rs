@@ -209,7 +209,11 @@ impl fmt::Display for WaitReason {
                     Share::WHOLE => write!(f, "needs {needed} free {}", gpus(*needed))?,
                     share => write!(f, "needs {needed} {} with {share} free", gpus(*needed))?,
                 }
-                write!(f, "; {free} {} free", if *free == 1 { "is" } else { "are" })?;
+                match free {
+                    0 => f.write_str("; none is free")?,
+                    1 => f.write_str("; 1 is free")?,
+                    _ => write!(f, "; {free} are free")?,
+                }
                 match due_in {
                     Some(due_in) => write!(f, "; the next is due in ≤ {due_in}"),
                     None => Ok(()),

@@ -249,9 +249,9 @@ fn a_device_is_due_once_all_its_leases_are() {
     test.request(held_for(12, part(500)));
     let stays = test.request(Request { ttl: mins(24 * 60), ..part(500) });
     let lease = test.request(whole());
-    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; 0 are free");
+    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; none is free");
     test.apply_ok(PoolCommand::Revoke { lease: stays, grace: mins(30) });
-    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; 0 are free; the next is due in ≤ 30 min");
+    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; none is free; the next is due in ≤ 30 min");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_draining_device_has_no_certain_time() {
     test.advance(mins(1));
     assert!(test.lease(over).draining);
     let lease = test.request(whole());
-    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; 0 are free");
+    assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; none is free");
 }
 
 #[test]

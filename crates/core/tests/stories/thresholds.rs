@@ -80,7 +80,7 @@ fn a_foreign_process_closes_the_other_half() {
     let second = test.request(careful(part(100)));
     assert_eq!(
         test.wait_reason(second),
-        "position 1; needs 1 GPU with 0.1 free; 0 are free; 1 matching GPU is in use without a lease"
+        "position 1; needs 1 GPU with 0.1 free; none is free; 1 matching GPU is in use without a lease"
     );
     test.report(0, |reading| reading.processes = Some(vec![process_of(first, gib(8))]));
     assert!(test.is_active(second), "the foreign process is gone");
@@ -137,7 +137,7 @@ fn ten_tenths_fill_a_gpu_exactly_and_the_eleventh_waits() {
     assert!(leases.iter().all(|lease| test.is_active(*lease)));
     assert_eq!(test.device(0).promised, Share::WHOLE);
     let eleventh = test.request(tenth());
-    assert_eq!(test.wait_reason(eleventh), "position 1; needs 1 GPU with 0.1 free; 0 are free");
+    assert_eq!(test.wait_reason(eleventh), "position 1; needs 1 GPU with 0.1 free; none is free");
     test.release(leases[3]);
     assert!(test.is_active(eleventh));
 }
