@@ -42,9 +42,9 @@ pub use event::{
 pub use ledger::DispatchRules;
 pub use plan::{AttachDenied, AttachHook, ResultOrder, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
 
-/// Runs as the keeper of a process, or as the runner of commands, and never comes back, if this program was started as one.
+/// Runs as the supervisor of a process, or as the runner of commands, and never comes back, if this program was started as one.
 pub fn run_helper_if_requested() {
-    gpupool_confine::keeper::run_helper_if_requested();
+    gpupool_confine::supervisor::run_helper_if_requested();
     command::run_helper_if_requested();
 }
 

@@ -56,7 +56,7 @@ async fn without_control_groups_the_command_and_what_it_left_is_watched() {
         line.args(["run", "--endpoint", &endpoint, "--host-memory", "128MiB", "--", "python3", "-c", hog]);
         let (code, _, messages) = Running::start(line).ended();
         assert_eq!(code, 137, "{messages}");
-        assert!(messages.contains("by looking every 10 ms to 1 s"), "{messages}");
+        assert!(messages.contains("by polling every 10 ms to 1 s"), "{messages}");
         assert!(messages.contains("the command was killed: it used"), "{messages}");
         assert_eq!(live(&agent.client_unix()).await, []);
     }

@@ -84,7 +84,7 @@ pub(crate) fn start(
     let [output, error] = streams;
     let mut spec = spec(plan, place).streams(OwnedFd::from(theirs), output, error);
     if let Some(helper) = &plan.helper {
-        spec = spec.keeper_program(helper);
+        spec = spec.supervisor_program(helper);
     }
     let mut prepared = Job::prepare(spec)?;
     let has_group = place.attach.as_ref().map_or(Ok(false), |attach| attach(prepared.id().pid))?;
