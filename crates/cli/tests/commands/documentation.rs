@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gpupool_testkit::Agent;
+use gpupool_testkit::TestAgent;
 
 /// Pages whose commands are run by this file, against a simulated agent of their own.
 const RUN_HERE: &[&str] = &[
@@ -221,7 +221,7 @@ async fn every_command_of_the_guides_runs() {
         }
         let place = tempfile::tempdir().unwrap();
         workplace(place.path());
-        let agent = Agent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("8xH100").start().await;
+        let agent = TestAgent::builder(env!("CARGO_BIN_EXE_gpupool")).simulate("8xH100").start().await;
         let mut script = String::from("set -e\n");
         // An agent runs already.
         for command in commands.iter().filter(|command| !command.starts_with("gpupool serve")) {
