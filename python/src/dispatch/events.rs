@@ -37,7 +37,7 @@ impl EpochClock {
 }
 
 impl GpuNotice {
-    pub fn to_tuple(self, py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+    pub fn into_tuple(self, py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
         let none = py.None();
         let value = (self.gpu_id, self.text).into_pyobject(py)?;
         (self.kind, &none, self.worker, value, &none, &none).into_pyobject(py)

@@ -152,7 +152,7 @@ impl PyRun {
         let Some(events) = waited else { return Ok(None) };
         let tuples = PyList::empty(py);
         for notice in self.notices.take() {
-            tuples.append(notice.to_tuple(py)?)?;
+            tuples.append(notice.into_tuple(py)?)?;
         }
         for event in events {
             tuples.append(self.event_tuple(py, event)?)?;

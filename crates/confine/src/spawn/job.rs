@@ -18,7 +18,7 @@ use crate::process::{ProcFs, ProcessHandle, ProcessId, as_pid};
 use crate::supervisor::{JobProcessGroup, SupervisorCommand, SupervisorEvent, SupervisorSocket};
 use crate::{wait_until_ready, with_signals_blocked};
 
-/// How a job ended.
+/// Exit status of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobEnd {
     /// Exited with this code.

@@ -20,7 +20,7 @@ fn orphan_cgroup() -> String {
     // The process counts as existing until its new parent reaps it.
     let give_up = Instant::now() + WAIT_TIMEOUT;
     while ProcessId::of_pid(job).unwrap() == Some(id) {
-        assert!(Instant::now() < give_up, "nobody takes notice of the end of process {job}");
+        assert!(Instant::now() < give_up, "process {job} is not reaped");
         std::thread::yield_now();
     }
     name
