@@ -101,9 +101,9 @@ impl SchedulingDelayProbe {
         let thread = std::thread::spawn(move || {
             let (pause, mut longest) = (Duration::from_millis(5), Duration::ZERO);
             while !ends.load(Ordering::Relaxed) {
-                let asked = Instant::now();
+                let start = Instant::now();
                 std::thread::sleep(pause);
-                longest = longest.max(asked.elapsed().saturating_sub(pause));
+                longest = longest.max(start.elapsed().saturating_sub(pause));
             }
             longest
         });
@@ -123,12 +123,12 @@ fn a_cgroup_keeps_a_memory_hog_below_its_bound() {
         let mut running = BoundedTestJob::start(&cgroups, path, &memory_bound(ALLOWED), MEMORY_HOG, &[file.path()]);
         assert!(matches!(running.bounded.enforcement().host_memory, Some(EnforcementMethod::Kernel(_))), "{path}");
         running.wait_for_its_end();
-        let told = memory_peak(&cgroups, running.job.cgroup().unwrap().name());
+        let cgroup_peak = memory_peak(&cgroups, running.job.cgroup().unwrap().name());
         assert_eq!(running.job.wait().unwrap(), JobEnd::Signalled(9), "{path}");
         let excess = running.bounded.exceeded_bound_at_end(&running.job);
         assert_eq!(excess, Some(BoundExceeded::HostMemory { used: None, allowed: ALLOWED }), "{path}");
         running.expect_nothing_left();
-        assert!(told.is_none_or(|told| told <= ALLOWED), "{path}: {told:?}");
+        assert!(cgroup_peak.is_none_or(|peak| peak <= ALLOWED), "{path}: {cgroup_peak:?}");
         // Pages that were in memory before the hog joined the cgroup are not charged to the cgroup.
         assert!(peak(&file) < ALLOWED + 20 * MIB, "{path}");
     }

@@ -49,7 +49,7 @@ fn cpu_time_of_every_process_counts() {
             let bounds = JobBounds { cpu_time: Some(allowed), ..JobBounds::default() };
             let running = BoundedTestJob::start(&cgroups, &format!("cpu-{path}-{burner}"), &bounds, script, &[]);
             match running.kill_on_excess() {
-                BoundExceeded::CpuTime { used, allowed: told } if used > allowed && told == allowed => {}
+                BoundExceeded::CpuTime { used, allowed: reported } if used > allowed && reported == allowed => {}
                 other => panic!("{path}, {burner}: {other:?}"),
             }
         }
@@ -148,7 +148,7 @@ fn a_panicking_callback_does_not_stop_the_watcher() {
         Job::prepare(spec).unwrap()
     };
     let (mut first, mut second) = (prepare(), prepare());
-    let (sender, told) = channel();
+    let (sender, reports) = channel();
     let panics = sender.clone();
     let _first = watcher.enforce_bounds(
         &mut first,
@@ -156,15 +156,15 @@ fn a_panicking_callback_does_not_stop_the_watcher() {
         &process_bound(0),
         Box::new(move |excess| {
             panics.send(excess).unwrap();
-            panic!("as this test wants");
+            panic!("intended by this test");
         }),
     );
-    told.recv_timeout(WAIT_TIMEOUT).expect("the first is over its bound");
+    reports.recv_timeout(WAIT_TIMEOUT).expect("the first is over its bound");
     let _second = watcher.enforce_bounds(
         &mut second,
         "second",
         &process_bound(0),
         Box::new(move |excess| drop(sender.send(excess))),
     );
-    assert_eq!(told.recv_timeout(WAIT_TIMEOUT), Ok(BoundExceeded::Processes { used: 1, allowed: 0 }));
+    assert_eq!(reports.recv_timeout(WAIT_TIMEOUT), Ok(BoundExceeded::Processes { used: 1, allowed: 0 }));
 }

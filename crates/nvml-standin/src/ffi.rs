@@ -293,8 +293,8 @@ type ProcessOnInstance = (StandInProcess, Option<(u32, u32)>);
 fn compute_processes(target: &HandleTarget<'_>) -> Vec<ProcessOnInstance> {
     let mig = target.device.mig.as_ref().filter(|mig| mig.on);
     let all = mig.into_iter().flat_map(|mig| mig.slots.iter().flatten());
-    let asked = all.filter(|instance| target.instance.is_none_or(|asked| asked.uuid == instance.uuid));
-    let on_instances = asked.flat_map(|instance| {
+    let queried = all.filter(|instance| target.instance.is_none_or(|target| target.uuid == instance.uuid));
+    let on_instances = queried.flat_map(|instance| {
         let place = (instance.gpu_instance, instance.compute_instance);
         instance.compute.iter().map(move |process| (*process, Some(place)))
     });

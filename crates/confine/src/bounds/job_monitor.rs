@@ -332,9 +332,9 @@ impl ProportionalMemory {
 #[derive(Debug, Default)]
 struct TreeCpuMeter {
     /// Own ticks of each living process at the last reading.
-    seen: HashMap<ProcessId, u64>,
+    live_ticks: HashMap<ProcessId, u64>,
     /// Own ticks of processes that are gone.
-    gone: u64,
+    exited_ticks: u64,
 }
 
 impl TreeCpuMeter {
@@ -344,20 +344,20 @@ impl TreeCpuMeter {
         let own: u64 = members.iter().map(|stat| stat.own_ticks).sum();
         let reaped: u64 = members.iter().copied().chain(snapshot.get(root)).map(|stat| stat.reaped_ticks).sum();
         let now = members.iter().map(|stat| (stat.id(), stat.own_ticks)).collect();
-        for (id, ticks) in std::mem::replace(&mut self.seen, now) {
-            if self.seen.contains_key(&id) {
+        for (id, ticks) in std::mem::replace(&mut self.live_ticks, now) {
+            if self.live_ticks.contains_key(&id) {
                 continue;
             }
             // A process that this scan missed is not gone.
             let has_gone = procfs.stat(id.pid).is_ok_and(|stat| stat.is_none_or(|stat| stat.id() != id));
             if has_gone {
-                self.gone += ticks;
+                self.exited_ticks += ticks;
             } else {
-                self.seen.insert(id, ticks);
+                self.live_ticks.insert(id, ticks);
             }
         }
-        let seen = self.gone + self.seen.values().sum::<u64>();
-        ticks_to_duration((own + reaped).max(seen))
+        let observed = self.exited_ticks + self.live_ticks.values().sum::<u64>();
+        ticks_to_duration((own + reaped).max(observed))
     }
 }
 
@@ -405,14 +405,14 @@ mod tests {
     fn shared_memory_is_counted_once_and_read_only_near_the_bound() {
         let (root, procfs) = fake_procfs(&[(1, 90, Some(50)), (2, 90, Some(50))]);
         let mut memory = TreeMemoryMeter::default();
-        assert_eq!(memory.measure(&procfs, &[1, 2], 300 << 20), 180 << 20, "far below: no shares were asked for");
+        assert_eq!(memory.measure(&procfs, &[1, 2], 300 << 20), 180 << 20, "far below: no shares were read");
         assert_eq!(memory.measure(&procfs, &[1, 2], 120 << 20), 100 << 20);
 
         // A new reading would exceed the bound: the known growth shows that none is needed.
         std::fs::write(root.path().join("1/smaps_rollup"), "Pss: 999999 kB\n").unwrap();
         assert_eq!(memory.measure(&procfs, &[1, 2], 120 << 20), 100 << 20);
         let (_other, grown) = fake_procfs(&[(1, 120, Some(80)), (2, 90, Some(50))]);
-        assert_eq!(memory.measure(&grown, &[1, 2], 120 << 20), 130 << 20, "grown by 30: asked again");
+        assert_eq!(memory.measure(&grown, &[1, 2], 120 << 20), 130 << 20, "grown by 30: read again");
     }
 
     #[test]

@@ -295,7 +295,7 @@ fn may_write(path: &Path) -> bool {
 
 /// Returns the controllers that children of this v2 cgroup can have: the enabled ones, or all if more can be enabled.
 fn available_controllers(group: &Path) -> Vec<String> {
-    let words = |file: &str| -> Vec<String> {
+    let read_words = |file: &str| -> Vec<String> {
         let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
         text.split_ascii_whitespace().map(str::to_owned).collect()
     };
@@ -303,9 +303,9 @@ fn available_controllers(group: &Path) -> Vec<String> {
     let is_top = !group.join("cgroup.type").exists();
     let may = is_writable(group) && may_write(&group.join("cgroup.subtree_control"));
     if may && (is_top || foreign_processes(group).is_ok_and(|count| count == 0)) {
-        return words("cgroup.controllers");
+        return read_words("cgroup.controllers");
     }
-    words("cgroup.subtree_control")
+    read_words("cgroup.subtree_control")
 }
 
 /// Counts the processes in the cgroup itself that are not descendants of this process.
@@ -529,8 +529,8 @@ mod tests {
         assert_eq!(cgroups.layout(), CgroupLayout::V2);
         assert!(cgroups.describe().contains(&format!("{} is mounted read-only", sys.display())), "{cgroups}");
 
-        let gone = CgroupManager::detect_in(Path::new("/nonexistent"), true);
-        assert!(gone.describe().starts_with("none: cannot read /nonexistent"), "{gone}");
+        let missing = CgroupManager::detect_in(Path::new("/nonexistent"), true);
+        assert!(missing.describe().starts_with("none: cannot read /nonexistent"), "{missing}");
     }
 
     #[test]

@@ -192,9 +192,7 @@ impl ProcessCgroup {
     /// Adds a process. Its later children are members too; its existing children are not.
     pub fn add_process(&self, process: ProcessId) -> Result<(), CgroupError> {
         if process.pid <= 1 || process.pid == std::process::id() {
-            return Err(
-                self.refused(format!("process {} may not be added to a cgroup that may be killed", process.pid))
-            );
+            return Err(self.refused(format!("process {} may not be added to a cgroup", process.pid)));
         }
         let gone = || CgroupError::ProcessGone(process);
         // The handle stays open during the move, so that a process that reuses the pid is not mistaken for this one.

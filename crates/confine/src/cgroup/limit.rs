@@ -282,8 +282,8 @@ mod tests {
 
     #[test]
     fn cpu_time_is_parsed_from_the_statistics() {
-        let told = parse_cpu_usage("usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n");
-        assert_eq!(told, Some(Duration::from_millis(1500)));
+        let usage = parse_cpu_usage("usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\n");
+        assert_eq!(usage, Some(Duration::from_millis(1500)));
         assert_eq!(parse_cpu_usage("user_usec 3\n"), None);
         assert_eq!(parse_cpu_usage("usage_usec -3\n"), None);
     }

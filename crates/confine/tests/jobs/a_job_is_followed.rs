@@ -81,13 +81,13 @@ fn a_stopped_job_ends_on_a_termination_signal() {
 fn a_kill_ends_every_process_of_the_job() {
     let [program, arguments @ ..] = job_with_escapes("time.sleep(600)");
     let mut job = Job::spawn(with_pipes(JobSpec::new(program).args(arguments))).unwrap();
-    let told = read_lines(&mut job, ESCAPING_PID_COUNT);
-    let pids = told.iter().map(|line| line.strip_prefix("pid ").unwrap().parse().unwrap());
+    let output = read_lines(&mut job, ESCAPING_PID_COUNT);
+    let pids = output.iter().map(|line| line.strip_prefix("pid ").unwrap().parse().unwrap());
     let escaped: Vec<_> = pids.map(open_process).collect();
     job.kill().unwrap();
     assert_eq!(job.wait().unwrap(), JobEnd::Signalled(9));
     for escaper in &escaped {
-        assert!(escaper.has_exited().unwrap(), "{} was there when the end was told", escaper.id());
+        assert!(escaper.has_exited().unwrap(), "{} was there when the end was reported", escaper.id());
     }
 }
 

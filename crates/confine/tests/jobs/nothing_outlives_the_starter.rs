@@ -85,7 +85,7 @@ fn a_supervisor_stopped_after_it_reported_the_end_is_killed() {
         let supervisor = open_process(ProcFs::system().stat(prepared.id().pid).unwrap().unwrap().parent);
         let mut job = prepared.start().unwrap();
         let patience = Timespec { tv_sec: WAIT_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
-        assert_eq!(poll(&mut [PollFd::new(&job, PollFlags::IN)], Some(&patience)), Ok(1), "the end was never told");
+        assert_eq!(poll(&mut [PollFd::new(&job, PollFlags::IN)], Some(&patience)), Ok(1), "the end was never reported");
         supervisor.signal(Signal::STOP).unwrap();
         assert_eq!(job.wait().unwrap(), JobEnd::Exited(0));
         expect_exited([&supervisor]);
@@ -99,7 +99,7 @@ fn leftover_processes_are_killed_before_the_end_is_reported() {
     starter.send_input();
     assert_eq!(starter.expect("ended "), "exited 7");
     for escaper in &escaped {
-        assert!(escaper.has_exited().unwrap(), "{} was there when the end was told", escaper.id());
+        assert!(escaper.has_exited().unwrap(), "{} was there when the end was reported", escaper.id());
     }
     assert_eq!(starter.exit_code(), Some(7));
 }

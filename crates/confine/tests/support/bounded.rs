@@ -40,7 +40,8 @@ impl BoundedTestJob {
     pub fn kill_on_excess(mut self) -> BoundExceeded {
         let excess = self.excesses.recv_timeout(WAIT_TIMEOUT);
         self.job.kill().unwrap();
-        let excess = excess.unwrap_or_else(|_| panic!("nothing was told; held {}", self.bounded.enforcement()));
+        let excess =
+            excess.unwrap_or_else(|_| panic!("no excess was reported; enforcement: {}", self.bounded.enforcement()));
         assert_eq!(self.job.wait().unwrap(), JobEnd::Signalled(9), "{excess}");
         assert_eq!(self.bounded.exceeded_bound_at_end(&self.job).as_ref(), Some(&excess));
         self.expect_nothing_left();
@@ -51,7 +52,7 @@ impl BoundedTestJob {
     pub fn wait_for_its_end(&self) {
         let patience = Timespec { tv_sec: WAIT_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         let ready = poll(&mut [PollFd::new(&self.job, PollFlags::IN)], Some(&patience)).unwrap();
-        assert_eq!(ready, 1, "the job did not end; held {}", self.bounded.enforcement());
+        assert_eq!(ready, 1, "the job did not end; enforcement: {}", self.bounded.enforcement());
     }
 
     /// Returns the job's output, complete once all its processes have exited.

@@ -128,8 +128,8 @@ impl Drop for StarterProcess {
 }
 
 pub fn open_process(pid: u32) -> ProcessHandle {
-    let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} has gone"));
-    ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} has gone"))
+    let id = ProcessId::of_pid(pid).unwrap().unwrap_or_else(|| panic!("process {pid} is gone"));
+    ProcessHandle::open(id).unwrap().unwrap_or_else(|| panic!("process {id} is gone"))
 }
 
 pub fn kill_process(process: &ProcessHandle) {
