@@ -1,11 +1,12 @@
-//! The client in Python's hands: asking for GPUs and keeping what was granted.
+//! The client for Python: requests and leases.
 //!
-//! Each call that waits comes twice, for `asyncio` and for a thread that blocks. `setup` makes a client from arguments and the
-//! environment. Tasks in the background belong to the client and end when it is stopped, collected, or with the process.
+//! Each waiting call exists twice, for `asyncio` and for a blocking thread. `settings` creates a client from arguments
+//! and the environment. Background tasks belong to the client and end when it is stopped or collected, or with the
+//! process.
 
-mod setup;
+mod settings;
 
-pub(crate) use setup::{client_settings, local_agent};
+pub(crate) use settings::{client_settings, local_agent};
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
@@ -18,30 +19,30 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use tokio::task::block_in_place;
 
-use crate::awaiting::{awaitable, blocking};
-use crate::runtime::{self, Owned, ProcessCount, attached};
-use crate::values::{self, request, to_python};
-use setup::Settings;
+use crate::asyncio_bridge::{awaitable, blocking};
+use crate::conversion::{self, parse_request, to_python};
+use crate::runtime::{self, ProcessCount, ProcessOwned, with_interpreter};
+use settings::ClientArguments;
 
-type Answer<T> = Result<T, ClientError>;
+type ClientResult<T> = Result<T, ClientError>;
 
-/// Asks one or many endpoints for GPUs. Belongs to the process that made it.
-#[pyclass(frozen, weakref, module = "gpupool._native")]
-pub(crate) struct Client {
-    inner: Owned<gpupool_client::Client>,
-    /// There while somebody subscribed.
+/// Client of one or several endpoints. Belongs to the process that created it.
+#[pyclass(frozen, weakref, module = "gpupool._native", name = "Client")]
+pub(crate) struct PyClient {
+    inner: ProcessOwned<gpupool_client::Client>,
+    /// Set while Python subscribes to frequent updates.
     frequent_updates: Mutex<Option<FrequentUpdates>>,
 }
 
-impl Client {
-    fn clone_of(&self) -> PyResult<gpupool_client::Client> {
+impl PyClient {
+    fn clone_client(&self) -> PyResult<gpupool_client::Client> {
         self.inner.get().cloned()
     }
 }
 
-impl Drop for Client {
+impl Drop for PyClient {
     fn drop(&mut self) {
-        // A client that was never started has nothing to give back.
+        // A client that was never started has nothing to release.
         if let Ok(client) = self.inner.get()
             && client.is_started()
         {
@@ -51,114 +52,114 @@ impl Drop for Client {
 }
 
 #[pymethods]
-impl Client {
+impl PyClient {
     #[new]
-    fn new(py: Python<'_>, settings: Settings) -> PyResult<Self> {
-        let client = settings.client(py)?;
-        Ok(Self { inner: Owned::new("client", client), frequent_updates: Mutex::default() })
+    fn new(py: Python<'_>, settings: ClientArguments) -> PyResult<Self> {
+        let client = settings.into_client(py)?;
+        Ok(Self { inner: ProcessOwned::new("client", client), frequent_updates: Mutex::default() })
     }
 
-    /// Whether this process made it.
+    /// Whether this process created the client.
     #[getter]
     fn is_ours(&self) -> bool {
         self.inner.is_ours()
     }
 
-    /// Whether it was started, in this process.
+    /// Whether the client was started in this process.
     #[getter]
     fn is_started(&self) -> bool {
         self.inner.get().is_ok_and(gpupool_client::Client::is_started)
     }
 
-    /// Whether it was told of several endpoints.
+    /// Whether the client is configured with several endpoints.
     #[getter]
     fn is_multi_endpoint(&self) -> PyResult<bool> {
         Ok(self.inner.get()?.is_multi_endpoint_mode())
     }
 
-    /// Looks for the endpoints and begins to watch them.
+    /// Finds the endpoints and starts polling them.
     fn start<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let client = self.clone_of()?;
-        answered(py, async move { client.start().await }, |py, ()| Ok(py.None()))
+        let client = self.clone_client()?;
+        client_awaitable(py, async move { client.start().await }, |py, ()| Ok(py.None()))
     }
 
     fn start_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        let client = self.clone_of()?;
-        wait(py, async move { client.start().await })
+        let client = self.clone_client()?;
+        client_blocking(py, async move { client.start().await })
     }
 
-    /// Gives back everything and ends all tasks.
+    /// Releases everything and ends all tasks.
     fn stop<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answered(py, stopped(self.clone_of()?), |py, ()| Ok(py.None()))
+        client_awaitable(py, stop_client(self.clone_client()?), |py, ()| Ok(py.None()))
     }
 
     fn stop_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        wait(py, stopped(self.clone_of()?))
+        client_blocking(py, stop_client(self.clone_client()?))
     }
 
-    /// Begins to stop, and does not wait for it.
+    /// Starts to stop without waiting.
     fn stop_soon(&self) -> PyResult<()> {
-        stop_soon(self.clone_of()?);
+        stop_soon(self.clone_client()?);
         Ok(())
     }
 
-    /// Asks for what the dict says, and waits for it.
+    /// Requests the resources in the dict and waits for them.
     fn request<'py>(&self, py: Python<'py>, wish: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyAny>> {
-        let (client, body) = (self.clone_of()?, request(wish)?);
-        answered(py, taken(client, body), |py, lease| Ok(Py::new(py, Lease::new(lease))?.into_any()))
+        let (client, body) = (self.clone_client()?, parse_request(wish)?);
+        client_awaitable(py, request_lease(client, body), |py, lease| Ok(Py::new(py, PyLease::new(lease))?.into_any()))
     }
 
-    fn request_blocking(&self, py: Python<'_>, wish: &Bound<'_, PyDict>) -> PyResult<Lease> {
-        let (client, body) = (self.clone_of()?, request(wish)?);
-        wait(py, taken(client, body)).map(Lease::new)
+    fn request_blocking(&self, py: Python<'_>, wish: &Bound<'_, PyDict>) -> PyResult<PyLease> {
+        let (client, body) = (self.clone_client()?, parse_request(wish)?);
+        client_blocking(py, request_lease(client, body)).map(PyLease::new)
     }
 
-    /// Looks at an endpoint now, whatever its breaker says.
+    /// Polls an endpoint now, regardless of its circuit breaker.
     fn trigger_endpoint_recovery<'py>(&self, py: Python<'py>, endpoint_id: String) -> PyResult<Bound<'py, PyAny>> {
-        let client = self.clone_of()?;
-        let looked = async move { client.trigger_endpoint_recovery(&endpoint_id).await };
-        answered(py, looked, |py, is_known| Ok(is_known.into_pyobject(py)?.to_owned().into_any().unbind()))
+        let client = self.clone_client()?;
+        let recovered = async move { client.trigger_endpoint_recovery(&endpoint_id).await };
+        client_awaitable(py, recovered, |py, is_known| Ok(is_known.into_pyobject(py)?.to_owned().into_any().unbind()))
     }
 
-    /// Waits until any endpoint can be asked; at once where one can.
+    /// Waits until an endpoint is healthy; returns at once if one is.
     fn until_healthy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let client = self.clone_of()?;
+        let client = self.clone_client()?;
         let healthy = async move { client.queue_request_for_retry(|| async { Ok(()) }).await };
-        answered(py, healthy, |py, ()| Ok(py.None()))
+        client_awaitable(py, healthy, |py, ()| Ok(py.None()))
     }
 
     fn pool_status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        fact(py, self.inner.get()?.pool_status())
+        fact_to_python(py, self.inner.get()?.pool_status())
     }
 
     fn detailed_metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        fact(py, self.inner.get()?.detailed_metrics())
+        fact_to_python(py, self.inner.get()?.detailed_metrics())
     }
 
     fn endpoints_info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        fact(py, self.inner.get()?.endpoints_info())
+        fact_to_python(py, self.inner.get()?.endpoints_info())
     }
 
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        fact(py, self.inner.get()?.health())
+        fact_to_python(py, self.inner.get()?.health())
     }
 
     fn error_recovery_status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        fact(py, self.inner.get()?.error_recovery_status())
+        fact_to_python(py, self.inner.get()?.error_recovery_status())
     }
 
-    /// The same as a short report.
+    /// Returns the error recovery status as a short report.
     fn error_recovery_summary(&self, py: Python<'_>) -> PyResult<String> {
         let status = self.inner.get()?.error_recovery_status();
         status.map(|status| status.to_string()).map_err(|error| exception(py, &error))
     }
 
-    /// Calls a function with what happens, in a thread of ours, until the client is gone.
+    /// Calls a function with each update, in a thread of ours, until the client is gone.
     fn follow(&self, sink: Py<PyAny>) -> PyResult<()> {
         follow(self.inner.get()?, sink)
     }
 
-    /// Whether what comes often is told as well: statistics, and what this program did itself.
+    /// Also reports frequent updates: statistics, and actions of this program.
     fn set_wants_all(&self, wants_all: bool) -> PyResult<()> {
         let frequent_updates =
             wants_all.then(|| self.inner.get().map(gpupool_client::Client::enable_frequent_updates)).transpose()?;
@@ -167,65 +168,68 @@ impl Client {
     }
 }
 
-fn taken(
+fn request_lease(
     client: gpupool_client::Client,
     body: RequestBody,
-) -> impl Future<Output = Answer<gpupool_client::HeldLease>> + Send + use<> {
-    // Asked for now, in the order of the calls; what carries it may begin it in another. In a box, because it is large and on
-    // its way to its place is moved several times.
-    let asked = Box::pin(client.request(body));
+) -> impl Future<Output = ClientResult<gpupool_client::HeldLease>> + Send + use<> {
+    // Called now, so that requests keep the order of the calls; polling may start in another order. Boxed because the
+    // future is large and moved several times.
+    let request = Box::pin(client.request(body));
     async move {
-        let lease = asked.await?;
-        tie(&client, &lease).await;
+        let lease = request.await?;
+        attach_process(&client, &lease).await;
         Ok(lease)
     }
 }
 
-/// Over a Unix socket the agent sees the end of this process, so that nothing has to run out first. Where that does not
-/// work the lease still ends with its ttl.
-async fn tie(client: &gpupool_client::Client, lease: &gpupool_client::HeldLease) {
+/// Attaches this process to the lease. Over a Unix socket the agent notices the end of this process at once; otherwise
+/// the lease ends with its ttl.
+async fn attach_process(client: &gpupool_client::Client, lease: &gpupool_client::HeldLease) {
     let Some(agent) = client.endpoint(lease.endpoint_id()).filter(|agent| agent.endpoint().socket().is_some()) else {
         return;
     };
     if let Some(token) = lease.token() {
-        // Python is told that a lease is lost, and not killed for it: it may hold others.
+        // Python is notified of a lost lease and not killed for it: it may hold others.
         let body = AttachBody { token, on_revocation: RevocationAction::EndJobs, ..AttachBody::default() };
         let _ = agent.attach(lease.id(), &body).await;
     }
 }
 
-async fn stopped(client: gpupool_client::Client) -> Answer<()> {
+async fn stop_client(client: gpupool_client::Client) -> ClientResult<()> {
     client.stop().await;
     Ok(())
 }
 
-/// A future of the running loop that ends with the answer as a Python value, or with an exception.
-fn answered<'py, T: Send + 'static>(
+/// Creates a future of the running loop for a client call, with errors as exceptions.
+fn client_awaitable<'py, T: Send + 'static>(
     py: Python<'py>,
-    future: impl Future<Output = Answer<T>> + Send + 'static,
+    future: impl Future<Output = ClientResult<T>> + Send + 'static,
     finish: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
 ) -> PyResult<Bound<'py, PyAny>> {
     awaitable(py, future, |py, answer| finish(py, answer.map_err(|error| exception(py, &error))?))
 }
 
-fn wait<T: Send + 'static>(py: Python<'_>, future: impl Future<Output = Answer<T>> + Send + 'static) -> PyResult<T> {
+fn client_blocking<T: Send + 'static>(
+    py: Python<'_>,
+    future: impl Future<Output = ClientResult<T>> + Send + 'static,
+) -> PyResult<T> {
     blocking(py, future)?.map_err(|error| exception(py, &error))
 }
 
-fn fact<'py>(py: Python<'py>, fact: Answer<impl serde::Serialize>) -> PyResult<Bound<'py, PyAny>> {
+fn fact_to_python<'py>(py: Python<'py>, fact: ClientResult<impl serde::Serialize>) -> PyResult<Bound<'py, PyAny>> {
     match fact {
         Ok(fact) => to_python(py, &fact),
         Err(error) => Err(exception(py, &error)),
     }
 }
 
-// What was granted: renewed in the background until it is given back, lost, or not referred to any more.
+// Leases: renewed in the background until released, lost, or no longer referenced.
 
-/// GPUs that are held. What names them can be read anywhere; it is kept and given back in the process that asked for it.
-#[pyclass(frozen, weakref, module = "gpupool._native")]
-pub(crate) struct Lease {
-    /// Taken out when it is given back.
-    held: Owned<Mutex<Option<gpupool_client::HeldLease>>>,
+/// A lease of GPUs. Its description can be read in any process; only the process that requested it can release it.
+#[pyclass(frozen, weakref, module = "gpupool._native", name = "Lease")]
+pub(crate) struct PyLease {
+    /// Empty once the lease is released.
+    held: ProcessOwned<Mutex<Option<gpupool_client::HeldLease>>>,
     #[pyo3(get)]
     id: u64,
     #[pyo3(get)]
@@ -244,7 +248,7 @@ pub(crate) struct Lease {
     env: PyOnceLock<Py<PyAny>>,
 }
 
-impl Lease {
+impl PyLease {
     fn new(lease: gpupool_client::HeldLease) -> Self {
         Self {
             id: lease.id(),
@@ -256,7 +260,7 @@ impl Lease {
             granted: lease.granted().clone(),
             devices: PyOnceLock::new(),
             env: PyOnceLock::new(),
-            held: Owned::new("lease", Mutex::new(Some(lease))),
+            held: ProcessOwned::new("lease", Mutex::new(Some(lease))),
         }
     }
 
@@ -270,28 +274,28 @@ impl Lease {
 }
 
 #[pymethods]
-impl Lease {
-    /// What it holds. Made when somebody looks.
+impl PyLease {
+    /// Returns the devices, converted at the first call.
     #[getter]
     fn devices(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let made = || to_python(py, &self.granted.devices).map(Bound::unbind);
         Ok(self.devices.get_or_try_init(py, made)?.clone_ref(py))
     }
 
-    /// What to set in the environment of its job.
+    /// Returns the environment variables for its job, converted at the first call.
     #[getter]
     fn env(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let made = || to_python(py, &self.granted.env).map(Bound::unbind);
         Ok(self.env.get_or_try_init(py, made)?.clone_ref(py))
     }
 
-    /// Whether it was neither given back nor lost, as far as is known here.
+    /// Whether the lease is neither released nor lost, as far as known.
     #[getter]
     fn is_held(&self) -> PyResult<bool> {
         Ok(self.lock()?.as_ref().is_some_and(|lease| lease.check_held().is_ok()))
     }
 
-    /// Why it is lost; `None` while it is not.
+    /// Reason of the loss; `None` if the lease is not lost.
     #[getter]
     fn lost(&self) -> PyResult<Option<String>> {
         Ok(match self.lock()?.as_ref().map(gpupool_client::HeldLease::check_held) {
@@ -300,39 +304,39 @@ impl Lease {
         })
     }
 
-    /// Raises where it is lost.
+    /// Raises an exception if the lease is lost.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let checked = self.lock()?.as_ref().map_or(Ok(()), gpupool_client::HeldLease::check_held);
         checked.map_err(|error| exception(py, &error))
     }
 
-    /// Gives it back. Twice is harmless.
+    /// Releases the lease. A second call does nothing.
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answered(py, given_back(self.take()?), |py, ()| Ok(py.None()))
+        client_awaitable(py, release_lease(self.take()?), |py, ()| Ok(py.None()))
     }
 
-    /// The same for a thread that blocks.
+    /// Releases the lease and blocks until done.
     fn release_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        wait(py, given_back(self.take()?))
+        client_blocking(py, release_lease(self.take()?))
     }
 }
 
-async fn given_back(lease: Option<gpupool_client::HeldLease>) -> Result<(), ClientError> {
+async fn release_lease(lease: Option<gpupool_client::HeldLease>) -> Result<(), ClientError> {
     match lease {
         Some(lease) => lease.release().await,
         None => Ok(()),
     }
 }
 
-// What happens to a client, told to a Python function by a task that ends with the client.
+// Updates of a client for a Python function, delivered by a task that ends with the client.
 
-/// Calls `sink` with each update as a dict, in a thread of ours; with those that come often only while somebody wants them.
+/// Calls `sink` with each update as a dict, in a thread of ours; frequent updates arrive only if requested.
 fn follow(client: &gpupool_client::Client, sink: Py<PyAny>) -> PyResult<()> {
     let mut updates = client.infrequent_updates();
     runtime::handle()?.spawn(async move {
         while let Some(update) = updates.next().await {
-            // Who holds the interpreter may hold it for long; what else runs on this thread must not wait for it.
-            if block_in_place(|| attached(|py| tell(py, &sink, &update))).is_none() {
+            // The interpreter may be held for long; other work of this thread must not wait for it.
+            if block_in_place(|| with_interpreter(|py| deliver_update(py, &sink, &update))).is_none() {
                 return;
             }
         }
@@ -340,51 +344,51 @@ fn follow(client: &gpupool_client::Client, sink: Py<PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-fn tell(py: Python<'_>, sink: &Py<PyAny>, update: &StatusUpdate) {
-    let told = to_python(py, update).and_then(|update| sink.call1(py, (update,)));
-    if let Err(error) = told {
+fn deliver_update(py: Python<'_>, sink: &Py<PyAny>, update: &StatusUpdate) {
+    let delivered = to_python(py, update).and_then(|update| sink.call1(py, (update,)));
+    if let Err(error) = delivered {
         error.write_unraisable(py, Some(sink.bind(py)));
     }
 }
 
-// Clients that nobody refers to any more: they give back what they hold in the background, and the end of the interpreter
-// waits for it.
+// Clients without references: they release their leases in the background, and the interpreter waits for that at its
+// exit.
 
-/// How many clients are ending.
-static ENDING: ProcessCount = ProcessCount::new();
+/// Number of clients that are stopping.
+static ENDING_CLIENTS: ProcessCount = ProcessCount::new();
 
-/// How often the end of the interpreter looks whether all have ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// Interval at which the exit checks for stopping clients.
+const ENDING_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Stops a client in the background.
 fn stop_soon(client: gpupool_client::Client) {
     let Ok(handle) = runtime::handle() else { return };
-    let ending = ENDING.enter();
+    let ending = ENDING_CLIENTS.enter();
     handle.spawn(async move {
         client.stop().await;
         drop(ending);
     });
 }
 
-/// Waits until what is given back in the background has been.
+/// Waits until all background releases are done.
 #[pyfunction]
 pub(crate) fn wait_for_ending(py: Python<'_>) -> PyResult<()> {
-    if ENDING.get() == 0 {
+    if ENDING_CLIENTS.get() == 0 {
         return Ok(());
     }
-    // Stopping has a limit of its own, so this ends.
+    // Stopping has its own timeout, so this ends.
     blocking(py, async {
-        while ENDING.get() > 0 {
-            tokio::time::sleep(LOOK_AGAIN).await;
+        while ENDING_CLIENTS.get() > 0 {
+            tokio::time::sleep(ENDING_POLL_INTERVAL).await;
         }
     })
 }
 
-// What went wrong, as the exceptions of `gpupool.errors`, with the words of the client.
+// Errors as exceptions of `gpupool.errors`, with the client's messages.
 
-/// The exception for an error.
+/// Converts an error to its exception.
 fn exception(py: Python<'_>, error: &ClientError) -> PyErr {
-    let raised = values::exception(py, "gpupool.errors", class_of(error), error.to_string());
+    let raised = conversion::exception(py, "gpupool.errors", exception_class(error), error.to_string());
     let attributes = || -> PyResult<()> {
         if let Some(code) = error.code() {
             raised.value(py).setattr("code", code)?;
@@ -397,8 +401,8 @@ fn exception(py: Python<'_>, error: &ClientError) -> PyErr {
     attributes().err().unwrap_or(raised)
 }
 
-/// The name of a class, by what a program can do about the error.
-fn class_of(error: &ClientError) -> &'static str {
+/// Returns the name of the exception class, by what a program can do about the error.
+fn exception_class(error: &ClientError) -> &'static str {
     match error {
         ClientError::InvalidEndpoint { .. } | ClientError::Setting { .. } | ClientError::Configuration(_) => {
             "ConfigurationError"

@@ -1,45 +1,46 @@
 //! The native module of the Python package: thin classes over the client and the dispatcher.
 //!
-//! - `runtime`: the thread that carries what is asynchronous, how it gets hold of the interpreter, and what belongs to one process
+//! - `runtime`: the thread that drives futures, its access to the interpreter, and values that belong to one process
 //!   and not to its forked children.
-//! - `awaiting`: from a Rust future to something `asyncio`, or a thread, waits for.
-//! - `values`: facts as Python values; `carry`: Python values on their way between processes, through `memory` they share.
-//! - `client`: asking for GPUs and keeping them.
-//! - `dispatch`: a run of the dispatcher; `worker`: a worker process.
-//! - `resource_pool`: workers that are handed out one by one.
+//! - `asyncio_bridge`: converts a Rust future into an `asyncio` future or a blocking call.
+//! - `conversion`: Rust data as Python values.
+//! - `value_codec`: packs Python values for other processes, with large ones in `shared_memory`.
+//! - `client`: requests and leases.
+//! - `dispatch`: a run of the dispatcher; `task_worker`: a worker process.
+//! - `resource_pool`: workers that callers acquire one by one.
 //!
-//! Rules of the house: nothing is waited for while the interpreter is held; a thread of ours takes no signals, so that Ctrl-C
-//! is Python's; what was made before a fork does nothing after it.
+//! Rules: no code waits while it holds the interpreter; our threads block all signals, so that Ctrl-C goes to Python;
+//! objects made before a fork do nothing in the child.
 
-mod awaiting;
-mod carry;
+mod asyncio_bridge;
 mod client;
+mod conversion;
 mod dispatch;
-mod memory;
 mod resource_pool;
 mod runtime;
-mod values;
-mod worker;
+mod shared_memory;
+mod task_worker;
+mod value_codec;
 
 use pyo3::prelude::*;
 
-/// What the packages stand on; not for others.
+/// Private module of the Python packages.
 #[pymodule]
 mod _native {
     use super::*;
 
     #[pymodule_export]
-    use crate::client::{Client, Lease, client_settings, wait_for_ending};
+    use crate::client::{PyClient, PyLease, client_settings, wait_for_ending};
     #[pymodule_export]
-    use crate::dispatch::Run;
+    use crate::dispatch::PyRun;
     #[pymodule_export]
-    use crate::resource_pool::{HeldWorker, ResourcePool};
+    use crate::resource_pool::{PyHeldWorker, PyResourcePool};
     #[pymodule_export]
-    use crate::worker::{interrupted, serve_as_worker};
+    use crate::task_worker::{interrupted, serve_as_worker};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        runtime::watch(module)?;
+        runtime::register_shutdown(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -1,4 +1,4 @@
-//! Resource pools for Python: workers that are handed out one by one, each held to limits while somebody has it.
+//! Resource pools for Python: callers acquire workers one by one, each with limits while it is held.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,117 +11,117 @@ use gpupool_client::RequestBody;
 use gpupool_confine::lock;
 use gpupool_dispatch::WorkerProgram;
 use gpupool_dispatch::resource_pool::{
-    AcquireError, GpuLeaseConfig, HeldWorker as Held, HeldWorkerError, MAX_DURATION, ResourcePool as Pool,
-    ResourcePoolConfig, ResourcePoolError, WorkerDevice,
+    AcquireError, GpuLeaseConfig, HeldWorker, HeldWorkerError, MAX_DURATION, ResourcePool, ResourcePoolConfig,
+    ResourcePoolError, WorkerDevice,
 };
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::task::spawn_blocking;
 
-use crate::awaiting::{Mailbox, awaitable, blocking};
-use crate::carry::{Carrier, Main, Packed, Pickle};
+use crate::asyncio_bridge::{LoopMailbox, awaitable, blocking};
 use crate::client::local_agent;
-use crate::memory::Lent;
-use crate::runtime::Owned;
-use crate::values::{exception, to_python};
-use crate::{memory, runtime};
+use crate::conversion::{exception, to_python};
+use crate::runtime::ProcessOwned;
+use crate::shared_memory::LentSlot;
+use crate::value_codec::{MainModuleMode, PackedValue, Pickler, ValueCodec};
+use crate::{runtime, shared_memory};
 
-// The pool. Its processes end when it is closed, or when nobody has it any more.
+// The pool. Its processes end when it is closed or no longer referenced.
 
-/// Workers that are handed out one by one.
-#[pyclass(frozen, module = "gpupool._native")]
-pub(crate) struct ResourcePool {
-    pool: Owned<Pool>,
-    carrying: Arc<Carrying>,
+/// Pool of workers that callers acquire one by one.
+#[pyclass(frozen, module = "gpupool._native", name = "ResourcePool")]
+pub(crate) struct PyResourcePool {
+    pool: ProcessOwned<ResourcePool>,
+    worker_codec: Arc<WorkerCodec>,
 }
 
 #[pymethods]
-impl ResourcePool {
-    /// Begins to start the workers.
+impl PyResourcePool {
+    /// Starts the workers.
     #[new]
-    fn new(py: Python<'_>, wish: Wish) -> PyResult<Self> {
-        // Without it, large values are sent as others are.
-        let memory = memory::create().ok();
-        let main = if wish.by_value { Main::ByValue } else { Main::IsKnown };
-        let carrier = Carrier::new(Pickle::new(py, main)?.or_by_value(), memory.clone())?;
+    fn new(py: Python<'_>, wish: ResourcePoolSettings) -> PyResult<Self> {
+        // Without shared memory, large values are sent like others.
+        let memory = shared_memory::create().ok();
+        let main = if wish.by_value { MainModuleMode::ByValue } else { MainModuleMode::Known };
+        let codec = ValueCodec::new(Pickler::new(py, main)?.or_by_value(), memory.clone())?;
         let leases_gpus = wish.leases_gpus;
         let mut config = ResourcePoolConfig { memory, ..wish.config()? };
-        config.gpus = if leases_gpus { Some(leased(py)?) } else { None };
-        // From a thread of ours: the pool's own threads take no signals then, either.
-        let started = blocking(py, async move { spawn_blocking(move || Pool::start(config)).await })?;
+        config.gpus = if leases_gpus { Some(gpu_lease_config(py)?) } else { None };
+        // From a thread of ours, so that the pool's own threads block signals too.
+        let started = blocking(py, async move { spawn_blocking(move || ResourcePool::start(config)).await })?;
         let started = started.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-        let pool = started.map_err(|error| of_config(&error))?;
+        let pool = started.map_err(|error| config_exception(&error))?;
         Ok(Self {
-            pool: Owned::new("resource pool", pool),
-            carrying: Arc::new(Carrying { carrier, processes: Mutex::default() }),
+            pool: ProcessOwned::new("resource pool", pool),
+            worker_codec: Arc::new(WorkerCodec { codec, processes: Mutex::default() }),
         })
     }
 
-    /// A future of the running loop that ends with a worker. The place in line is taken at the call.
+    /// Returns a future of the running loop for a worker. The queue position is taken at the call.
     fn acquire<'py>(&self, py: Python<'py>, task_id: &str) -> PyResult<Bound<'py, PyAny>> {
         let acquiring = self.pool.get()?.acquire(task_id);
-        let carrying = Arc::clone(&self.carrying);
+        let worker_codec = Arc::clone(&self.worker_codec);
         awaitable(py, acquiring, |py, got| {
-            let worker = HeldWorker::new(got.map_err(|error| of_acquire(py, &error))?, carrying);
+            let worker = PyHeldWorker::new(got.map_err(|error| acquire_exception(py, &error))?, worker_codec);
             Ok(Py::new(py, worker)?.into_any())
         })
     }
 
-    /// The same, for a thread that waits.
-    fn acquire_blocking(&self, py: Python<'_>, task_id: &str) -> PyResult<HeldWorker> {
+    /// Acquires a worker and blocks until then.
+    fn acquire_blocking(&self, py: Python<'_>, task_id: &str) -> PyResult<PyHeldWorker> {
         let acquiring = self.pool.get()?.acquire(task_id);
-        let held = blocking(py, acquiring)?.map_err(|error| of_acquire(py, &error))?;
-        Ok(HeldWorker::new(held, Arc::clone(&self.carrying)))
+        let held = blocking(py, acquiring)?.map_err(|error| acquire_exception(py, &error))?;
+        Ok(PyHeldWorker::new(held, Arc::clone(&self.worker_codec)))
     }
 
-    /// A future that ends when the least number of workers are set up, or says why none can be.
+    /// Returns a future that ends when the minimum number of workers is set up, or fails with the reason.
     fn ready<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         awaitable(py, self.pool.get()?.wait_until_ready(), |py, ready| {
-            ready.map(|()| py.None()).map_err(|error| of_acquire(py, &error))
+            ready.map(|()| py.None()).map_err(|error| acquire_exception(py, &error))
         })
     }
 
-    /// How it stands.
+    /// Returns the pool's status.
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.pool.get()?.status())
     }
 
-    /// The last holds, in the order they began.
+    /// Returns the latest audit entries, in the order of their start.
     fn audit<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.pool.get()?.audit_entries())
     }
 
-    /// Ends it, begun at the call; the future ends when no process is left. A forked child ends nothing.
+    /// Starts the shutdown; the future ends when no process is left. Does nothing in a forked child.
     fn shutdown<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let over = self.pool.get().ok().map(Pool::shutdown);
+        let over = self.pool.get().ok().map(ResourcePool::shutdown);
         awaitable(py, OptionFuture::from(over), |py, _| Ok(py.None()))
     }
 
-    /// The same, for a thread that waits.
+    /// Shuts the pool down and blocks until then.
     fn shutdown_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        blocking(py, OptionFuture::from(self.pool.get().ok().map(Pool::shutdown))).map(drop)
+        blocking(py, OptionFuture::from(self.pool.get().ok().map(ResourcePool::shutdown))).map(drop)
     }
 
-    /// Ends it for good, with little patience: nobody has it any more, or the program ends. Waits without the threads that
-    /// carry futures: this may be called by one of them, when it is there that Python finds that nobody has it.
+    /// Closes the pool with short timeouts, when it is no longer referenced or the program ends. Waits without the
+    /// runtime's threads, because one of them may make this call when it drops the last reference.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.pool.get().ok().map(Pool::close));
+        py.detach(|| self.pool.get().ok().map(ResourcePool::close));
     }
 }
 
-fn leased(py: Python<'_>) -> PyResult<GpuLeaseConfig> {
+fn gpu_lease_config(py: Python<'_>) -> PyResult<GpuLeaseConfig> {
     let failed = |error| PyRuntimeError::new_err(format!("devices=\"auto\": {error}"));
     let agent = blocking(py, local_agent("a resource pool starts its workers"))?.map_err(failed)?;
     let body = RequestBody { worker_id: Some("resource_pool".into()), ..RequestBody::default() };
     Ok(GpuLeaseConfig { agent, body })
 }
 
-// A worker somebody has, until it is given back or nobody has it any more.
+// A worker held until it is released or no longer referenced.
 
-/// A worker somebody has.
-#[pyclass(frozen, module = "gpupool._native")]
-pub(crate) struct HeldWorker {
+/// A held worker.
+#[pyclass(frozen, module = "gpupool._native", name = "HeldWorker")]
+pub(crate) struct PyHeldWorker {
     #[pyo3(get)]
     id: u32,
     #[pyo3(get)]
@@ -130,33 +130,33 @@ pub(crate) struct HeldWorker {
     gpu_ids: Vec<u32>,
     #[pyo3(get)]
     pid: u32,
-    /// Nothing, once it is given back. A lock only because Python shares it between threads; nobody keeps it for long.
-    held: Owned<Mutex<Option<Held>>>,
-    carrying: Arc<Carrying>,
+    /// Empty once released. Locked only because Python shares it between threads, and never for long.
+    held: ProcessOwned<Mutex<Option<HeldWorker>>>,
+    worker_codec: Arc<WorkerCodec>,
 }
 
-impl HeldWorker {
-    fn new(held: Held, carrying: Arc<Carrying>) -> Self {
+impl PyHeldWorker {
+    fn new(held: HeldWorker, worker_codec: Arc<WorkerCodec>) -> Self {
         let (id, device, pid) = (held.id().0, held.device().to_owned(), held.pid());
         let gpu_ids = held.gpu_ids().to_vec();
-        carrying.meet(id, pid);
-        Self { id, device, gpu_ids, pid, carrying, held: Owned::new("worker", Mutex::new(Some(held))) }
+        worker_codec.register_process(id, pid);
+        Self { id, device, gpu_ids, pid, worker_codec, held: ProcessOwned::new("worker", Mutex::new(Some(held))) }
     }
 
-    fn with<T>(&self, does: impl FnOnce(&Held) -> T) -> PyResult<T> {
+    fn with_worker<T>(&self, does: impl FnOnce(&HeldWorker) -> T) -> PyResult<T> {
         let held = lock(self.held.get()?);
-        let given_back = || PyRuntimeError::new_err(format!("worker {} was given back", self.id));
-        held.as_ref().map(does).ok_or_else(given_back)
+        let released = || PyRuntimeError::new_err(format!("worker {} was released", self.id));
+        held.as_ref().map(does).ok_or_else(released)
     }
 
-    /// Has it work; what was lent for that is the worker's until it is over, or nobody waits for it.
-    fn begin(
+    /// Starts a call of the worker; its lent memory belongs to the worker until the call ends or is abandoned.
+    fn start_run(
         &self,
         work: &Bound<'_, PyAny>,
     ) -> PyResult<impl Future<Output = Result<Bytes, HeldWorkerError>> + Send + use<>> {
-        let Packed { payload, lent } = self.carrying.carrier.pack(work)?;
-        let lent = LentForWork { carrying: Arc::clone(&self.carrying), lent };
-        let run = self.with(|held| held.run(payload))?;
+        let PackedValue { payload, lent } = self.worker_codec.codec.pack(work)?;
+        let lent = CallLoan { worker_codec: Arc::clone(&self.worker_codec), lent };
+        let run = self.with_worker(|held| held.run(payload))?;
         Ok(async move {
             let ran = run.await;
             drop(lent);
@@ -164,55 +164,55 @@ impl HeldWorker {
         })
     }
 
-    fn take(&self) -> Option<Held> {
+    fn take(&self) -> Option<HeldWorker> {
         lock(self.held.get().ok()?).take()
     }
 }
 
 #[pymethods]
-impl HeldWorker {
-    /// Bytes of host memory it uses now, with all it started; None where it has ended.
+impl PyHeldWorker {
+    /// Bytes of host memory in use by the worker and its descendants; None if it has ended.
     fn memory_usage(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        py.detach(|| self.with(Held::memory_usage))
+        py.detach(|| self.with_worker(HeldWorker::memory_usage))
     }
 
-    /// Kills it, with all it started.
+    /// Kills the worker and its descendants.
     fn kill(&self) -> PyResult<()> {
-        self.with(Held::kill)
+        self.with_worker(HeldWorker::kill)
     }
 
-    /// How it ended, as an exception, if it has.
+    /// Returns the end of the worker as an exception, if it has ended.
     fn ended(&self, py: Python<'_>) -> PyResult<Option<PyErr>> {
-        Ok(self.with(Held::ended)?.map(|error| of_worker(py, &error)))
+        Ok(self.with_worker(HeldWorker::ended)?.map(|error| worker_exception(py, &error)))
     }
 
-    /// A future of the running loop that ends with what came of the work, to be unpacked; told to the worker at the call.
+    /// Returns a future of the running loop for the packed result; the call is sent at once.
     fn run<'py>(&self, work: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let run = self.begin(work)?;
-        awaitable(work.py(), run, |py, ran| Ok(answer(py, ran)?.into_any()))
+        let run = self.start_run(work)?;
+        awaitable(work.py(), run, |py, ran| Ok(result_bytes(py, ran)?.into_any()))
     }
 
-    /// The same, for a thread that waits.
+    /// Runs a call and blocks until its result arrives.
     fn run_blocking(&self, work: &Bound<'_, PyAny>) -> PyResult<Py<PyBytes>> {
-        let run = self.begin(work)?;
-        answer(work.py(), blocking(work.py(), run)?)
+        let run = self.start_run(work)?;
+        result_bytes(work.py(), blocking(work.py(), run)?)
     }
 
-    /// The value of an answer.
+    /// Unpacks a result.
     fn unpack<'py>(&self, py: Python<'py>, answer: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        self.carrying.carrier.unpack(py, answer)
+        self.worker_codec.codec.unpack(py, answer)
     }
 
-    /// Calls back, in the running loop, with the exception, when a limit is passed; not at all when the hold ends else.
+    /// Calls back in the running loop with the exception when a limit is exceeded; not for any other end.
     fn on_limit(&self, py: Python<'_>, call: Py<PyAny>) -> PyResult<()> {
-        let over = self.with(Held::wait_until_ended)?;
-        let mailbox = Mailbox::of_running_loop(py)?;
-        // Ends with the hold.
+        let over = self.with_worker(HeldWorker::wait_until_ended)?;
+        let mailbox = LoopMailbox::of_running_loop(py)?;
+        // Ends when the worker is no longer held.
         runtime::handle()?.spawn(async move {
             let how = over.await;
             if how.is_limit() {
                 mailbox.post(move |py| {
-                    if let Err(error) = call.call1(py, (of_worker(py, &how).into_value(py),)) {
+                    if let Err(error) = call.call1(py, (worker_exception(py, &how).into_value(py),)) {
                         error.write_unraisable(py, Some(call.bind(py)));
                     }
                 });
@@ -221,75 +221,76 @@ impl HeldWorker {
         Ok(())
     }
 
-    /// Gives it back, without waiting.
+    /// Releases the worker without waiting.
     fn give_back(&self) {
         drop(self.take());
     }
 
-    /// Gives it back; the future ends when others can see that. What was given back before stays so.
+    /// Releases the worker; the future ends when other callers can see that. A second call does nothing.
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let released = self.take().map(Held::release);
+        let released = self.take().map(HeldWorker::release);
         awaitable(py, OptionFuture::from(released), |py, _| Ok(py.None()))
     }
 
-    /// The same, for a thread that waits.
+    /// Releases the worker and blocks until done.
     fn release_blocking(&self, py: Python<'_>) -> PyResult<()> {
-        blocking(py, OptionFuture::from(self.take().map(Held::release))).map(drop)
+        blocking(py, OptionFuture::from(self.take().map(HeldWorker::release))).map(drop)
     }
 }
 
-fn answer(py: Python<'_>, ran: Result<Bytes, HeldWorkerError>) -> PyResult<Py<PyBytes>> {
+fn result_bytes(py: Python<'_>, ran: Result<Bytes, HeldWorkerError>) -> PyResult<Py<PyBytes>> {
     match ran {
         Ok(result) => Ok(PyBytes::new(py, &result).unbind()),
-        Err(error) => Err(of_worker(py, &error)),
+        Err(error) => Err(worker_exception(py, &error)),
     }
 }
 
-// What goes to workers and comes back: Python values, the large ones in memory that is shared with them.
+// Calls and results of workers: Python values, the large ones in shared memory.
 
-/// Packs for all workers of a pool, and unpacks what they say.
+/// Codec for all workers of a pool.
 #[derive(Debug)]
-struct Carrying {
-    carrier: Carrier,
-    /// The last process known of each worker.
+struct WorkerCodec {
+    codec: ValueCodec,
+    /// Latest known process of each worker.
     processes: Mutex<HashMap<u32, u32>>,
 }
 
-/// What was lent for work; taken back, where nobody took it, when the work is over or not waited for any more.
+/// Memory lent for a call; cancelled, if not borrowed, when the call ends or is abandoned.
 #[derive(Debug)]
-struct LentForWork {
-    carrying: Arc<Carrying>,
-    lent: Vec<Lent>,
+struct CallLoan {
+    worker_codec: Arc<WorkerCodec>,
+    lent: Vec<LentSlot>,
 }
 
-impl Carrying {
-    /// A worker was got. Where another process had its number before, that one is gone, and what it had comes back.
-    pub fn meet(&self, worker: u32, process: u32) {
+impl WorkerCodec {
+    /// Records the process of an acquired worker. If the worker had another process before, that one is gone, and its
+    /// borrowed slots are reclaimed.
+    pub fn register_process(&self, worker: u32, process: u32) {
         let before = lock(&self.processes).insert(worker, process);
         if before.is_some_and(|before| before != process) {
-            // Not all it left: an answer of it may not have been unpacked yet.
-            self.carrier.take_back();
+            // Its own values stay: a result may not be unpacked yet.
+            self.codec.reclaim();
         }
     }
 }
 
-impl Drop for LentForWork {
+impl Drop for CallLoan {
     fn drop(&mut self) {
-        self.carrying.carrier.is_over(&self.lent);
+        self.worker_codec.codec.release_untaken(&self.lent);
     }
 }
 
-// What Python says a pool is to be.
+// Settings of a pool from Python.
 
-/// The fields of a dict. The package has looked at them; here they are only bounded.
+/// Fields of a dict. The Python package validates them; here they are only bounded.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-struct Wish {
+struct ResourcePoolSettings {
     program: Vec<String>,
-    /// JSON.
+    /// JSON text.
     settings: String,
     helper: PathBuf,
-    /// What is defined in `__main__` travels by value.
+    /// Whether definitions in `__main__` are pickled by value.
     pub by_value: bool,
     max_workers: u32,
     min_workers: u32,
@@ -298,7 +299,7 @@ struct Wish {
     worker_processes: Option<u64>,
     worker_cpu_secs: Option<f64>,
     devices: Vec<String>,
-    /// In place of these, each worker leases a GPU.
+    /// Whether each worker leases a GPU instead.
     pub leases_gpus: bool,
     acquire_timeout_secs: f64,
     idle_secs: f64,
@@ -307,10 +308,10 @@ struct Wish {
     audit_file: Option<PathBuf>,
 }
 
-impl Wish {
+impl ResourcePoolSettings {
     pub fn config(self) -> PyResult<ResourcePoolConfig> {
         let (program, arguments) =
-            self.program.split_first().ok_or_else(|| PyValueError::new_err("program: it is empty"))?;
+            self.program.split_first().ok_or_else(|| PyValueError::new_err("program is empty"))?;
         let program = WorkerProgram::native(program).args(arguments);
         let timeout = seconds("worker_timeout_secs", self.worker_timeout_secs)?;
         let cpu_time = self.worker_cpu_secs.map(|secs| seconds("worker_cpu_secs", secs)).transpose()?;
@@ -340,10 +341,10 @@ fn seconds(field: &str, value: f64) -> PyResult<Duration> {
     time.ok_or_else(|| PyValueError::new_err(format!("{field} must be at most {most}, got {value}")))
 }
 
-// What went wrong, as the exceptions of `gpupool.resource_pool.errors`.
+// Errors as exceptions of `gpupool.resource_pool.errors`.
 
-/// Why there is no pool.
-fn of_config(error: &ResourcePoolError) -> PyErr {
+/// Converts the error of a pool's creation.
+fn config_exception(error: &ResourcePoolError) -> PyErr {
     match error {
         ResourcePoolError::Config { .. } => PyValueError::new_err(error.to_string()),
         ResourcePoolError::Gpus(_) => PyRuntimeError::new_err(error.to_string()),
@@ -351,34 +352,34 @@ fn of_config(error: &ResourcePoolError) -> PyErr {
     }
 }
 
-/// Why somebody got no worker.
-fn of_acquire(py: Python<'_>, error: &AcquireError) -> PyErr {
+/// Converts the error of an acquisition.
+fn acquire_exception(py: Python<'_>, error: &AcquireError) -> PyErr {
     let text = error.to_string();
     match error {
         AcquireError::Timeout { .. } => exception(py, "asyncio", "TimeoutError", text),
-        AcquireError::NoWorker(_) => ours(py, "WorkerStartError", text),
-        AcquireError::Closed => ours(py, "PoolClosedError", text),
+        AcquireError::NoWorker(_) => pool_exception(py, "WorkerStartError", text),
+        AcquireError::Closed => pool_exception(py, "PoolClosedError", text),
         AcquireError::TooManyWaiting => PyRuntimeError::new_err(text),
         AcquireError::TaskId(_) => PyValueError::new_err(text),
     }
 }
 
-/// Why a worker did not do what was wanted. What functions raise is not here: that is an answer.
-fn of_worker(py: Python<'_>, error: &HeldWorkerError) -> PyErr {
+/// Converts the error of a worker's call. Exceptions of the called function are results and not errors here.
+fn worker_exception(py: Python<'_>, error: &HeldWorkerError) -> PyErr {
     let text = error.to_string();
     match error {
-        HeldWorkerError::Failed(_) => ours(py, "WorkerError", text),
-        HeldWorkerError::Timeout(_) => ours(py, "WorkerTimeoutError", text),
-        HeldWorkerError::Memory(_) => ours(py, "WorkerMemoryError", text),
-        HeldWorkerError::BoundExceeded(_) => ours(py, "WorkerLimitError", text),
+        HeldWorkerError::Failed(_) => pool_exception(py, "WorkerError", text),
+        HeldWorkerError::Timeout(_) => pool_exception(py, "WorkerTimeoutError", text),
+        HeldWorkerError::Memory(_) => pool_exception(py, "WorkerMemoryError", text),
+        HeldWorkerError::BoundExceeded(_) => pool_exception(py, "WorkerLimitError", text),
         HeldWorkerError::Killed | HeldWorkerError::Lost(_) | HeldWorkerError::GivenBack => {
-            ours(py, "WorkerLostError", text)
+            pool_exception(py, "WorkerLostError", text)
         }
-        HeldWorkerError::Closed => ours(py, "PoolClosedError", text),
+        HeldWorkerError::Closed => pool_exception(py, "PoolClosedError", text),
         HeldWorkerError::Refused(_) => PyValueError::new_err(text),
     }
 }
 
-fn ours<'py>(py: Python<'py>, name: &str, about: impl IntoPyObject<'py>) -> PyErr {
+fn pool_exception<'py>(py: Python<'py>, name: &str, about: impl IntoPyObject<'py>) -> PyErr {
     exception(py, "gpupool.resource_pool.errors", name, about)
 }

@@ -1,5 +1,5 @@
-//! Runs a command as a job that cannot outlive this program, and says what becomes of it, a line each:
-//! `prepared PID`, `started PID`, `stopped SIGNAL`, `continued`, `stuck COUNT`, `ended exited CODE`, `ended signalled SIGNAL`.
+//! Runs a command as a job that cannot outlive this program, and prints its events, one per line: `prepared PID`,
+//! `started PID`, `stopped SIGNAL`, `continued`, `stuck COUNT`, `ended exited CODE`, `ended signalled SIGNAL`.
 //!
 //! ```text
 //! starter [--describe] [--foreground] [--from-a-thread] [--drop-on-input] [--group NAME]
@@ -10,17 +10,17 @@ use std::io::Read;
 use std::process::ExitCode;
 
 use gpupool_confine::cgroup::{CgroupLimits, CgroupManager};
-use gpupool_confine::keeper;
 use gpupool_confine::spawn::{Job, JobEvent, JobSpec, SpawnError, TerminalUse};
+use gpupool_confine::supervisor;
 
 fn main() -> ExitCode {
-    keeper::run_helper_if_requested();
-    let wishes = Wishes::read();
-    if wishes.describe {
+    supervisor::run_helper_if_requested();
+    let options = StarterOptions::read();
+    if options.describe {
         println!("{}", CgroupManager::detect());
         return ExitCode::SUCCESS;
     }
-    match run(wishes) {
+    match run(options) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
         Err(error) => {
             println!("failed {error}");
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 }
 
 #[derive(Default)]
-struct Wishes {
+struct StarterOptions {
     describe: bool,
     foreground: bool,
     from_a_thread: bool,
@@ -40,33 +40,33 @@ struct Wishes {
     command: Vec<String>,
 }
 
-impl Wishes {
+impl StarterOptions {
     fn read() -> Self {
-        let mut wishes = Self::default();
+        let mut options = Self::default();
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "--describe" => wishes.describe = true,
-                "--foreground" => wishes.foreground = true,
-                "--from-a-thread" => wishes.from_a_thread = true,
-                "--drop-on-input" => wishes.drop_on_input = true,
-                "--group" => wishes.group = arguments.next(),
-                "--host-memory" => wishes.host_memory = arguments.next().and_then(|bytes| bytes.parse().ok()),
-                "--" => wishes.command = arguments.by_ref().collect(),
+                "--describe" => options.describe = true,
+                "--foreground" => options.foreground = true,
+                "--from-a-thread" => options.from_a_thread = true,
+                "--drop-on-input" => options.drop_on_input = true,
+                "--group" => options.group = arguments.next(),
+                "--host-memory" => options.host_memory = arguments.next().and_then(|bytes| bytes.parse().ok()),
+                "--" => options.command = arguments.by_ref().collect(),
                 other => panic!("unknown argument {other:?}"),
             }
         }
-        wishes
+        options
     }
 }
 
-fn run(wishes: Wishes) -> Result<i32, SpawnError> {
-    let drop_on_input = wishes.drop_on_input;
-    let mut job = if wishes.from_a_thread {
+fn run(options: StarterOptions) -> Result<i32, SpawnError> {
+    let drop_on_input = options.drop_on_input;
+    let mut job = if options.from_a_thread {
         // The thread ends as soon as the job runs; the job must not.
-        std::thread::spawn(move || start(&wishes)).join().expect("the starting thread panicked")?
+        std::thread::spawn(move || start(&options)).join().expect("the starting thread panicked")?
     } else {
-        start(&wishes)?
+        start(&options)?
     };
     println!("started {}", job.id().pid);
     if drop_on_input {
@@ -91,13 +91,13 @@ fn run(wishes: Wishes) -> Result<i32, SpawnError> {
     }
 }
 
-fn start(wishes: &Wishes) -> Result<Job, SpawnError> {
-    let (program, arguments) = wishes.command.split_first().expect("a program after --");
-    let terminal = if wishes.foreground { TerminalUse::Foreground } else { TerminalUse::Background };
+fn start(options: &StarterOptions) -> Result<Job, SpawnError> {
+    let (program, arguments) = options.command.split_first().expect("a program after --");
+    let terminal = if options.foreground { TerminalUse::Foreground } else { TerminalUse::Background };
     let mut prepared = Job::prepare(JobSpec::new(program).args(arguments).terminal(terminal))?;
     println!("prepared {}", prepared.id().pid);
-    if let Some(name) = &wishes.group {
-        let limits = CgroupLimits { host_memory: wishes.host_memory, pids: None };
+    if let Some(name) = &options.group {
+        let limits = CgroupLimits { host_memory: options.host_memory, pids: None };
         prepared.join_cgroup(CgroupManager::detect().create(name, &limits)?)?;
     }
     prepared.start()

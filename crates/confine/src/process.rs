@@ -1,8 +1,8 @@
-//! A process known for sure: by its pid *and* the time it started, held by a pidfd.
+//! A process identified by its pid *and* its start time, and held by a pidfd.
 //!
-//! A pid alone is a number the kernel gives to the next process once the first has gone. Everything that is watched or
-//! killed here is named by a [`ProcessId`] and held by a [`ProcessHandle`], which cannot come to mean another process.
-//! No threads; a handle ends when it is dropped.
+//! The kernel gives a pid to another process once the first one is gone. A [`ProcessId`] therefore names and a
+//! [`ProcessHandle`] holds every process that this crate watches or kills; neither can come to mean another process. No
+//! threads; a handle ends when it is dropped.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -14,24 +14,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::limits::PROC_FILE_LENGTH;
+use crate::limits::MAX_PROC_FILE_LENGTH;
 
-/// Which process: its pid and when it started. Unique until the machine is started anew.
+/// Identity of a process: its pid and start time. Unique until the machine restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
-    /// The process id as this program's pid namespace sees it.
+    /// Process id in this program's pid namespace.
     pub pid: u32,
-    /// Clock ticks between the start of the machine and that of the process (field 22 of `/proc/PID/stat`).
+    /// Clock ticks between the start of the machine and the start of the process (field 22 of `/proc/PID/stat`).
     pub started: u64,
 }
 
 impl ProcessId {
-    /// The process that has this pid now; `None` if there is none.
+    /// Returns the process that has this pid now; `None` if there is none.
     pub fn of_pid(pid: u32) -> io::Result<Option<Self>> {
         Ok(ProcFs::system().stat(pid)?.map(|stat| stat.id()))
     }
 
-    /// This very process.
+    /// Returns this process.
     pub fn current() -> io::Result<Self> {
         Self::of_pid(std::process::id())?.ok_or_else(|| io::Error::other("/proc does not show this process"))
     }
@@ -43,9 +43,9 @@ impl std::fmt::Display for ProcessId {
     }
 }
 
-/// A hold on one process: signals and waiting reach that process or nobody.
+/// Handle of one process: signals and waits reach this process or none.
 ///
-/// Its file descriptor becomes readable when the process has ended.
+/// Its file descriptor becomes readable when the process has exited.
 #[derive(Debug)]
 pub struct ProcessHandle {
     id: ProcessId,
@@ -53,18 +53,18 @@ pub struct ProcessHandle {
 }
 
 impl ProcessHandle {
-    /// Holds the process, or says `None`: it has ended, or its pid belongs to another process by now.
+    /// Opens the process; `None` if it has exited or its pid belongs to another process.
     pub fn open(id: ProcessId) -> io::Result<Option<Self>> {
         let Some(pid) = as_pid(id.pid) else {
             return Ok(None);
         };
         let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(pidfd) => pidfd,
-            // INVAL, and NOENT on newer kernels: the number is that of a thread, not of a process.
+            // INVAL, and NOENT on newer kernels: the number belongs to a thread, not to a process.
             Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // The start time is read after the pidfd was taken: a match then proves that both mean the same process.
+        // The start time is read after the pidfd was opened: a match proves that both mean the same process.
         match ProcFs::system().stat(id.pid)? {
             Some(stat) if stat.started == id.started && !stat.has_exited() => {}
             _ => return Ok(None),
@@ -73,12 +73,12 @@ impl ProcessHandle {
         Ok((!handle.has_exited()?).then_some(handle))
     }
 
-    /// Which process this is.
+    /// Returns the identity of the process.
     pub fn id(&self) -> ProcessId {
         self.id
     }
 
-    /// Sends a signal; `false` if the process has gone already.
+    /// Sends a signal; `false` if the process is already gone.
     pub fn signal(&self, signal: Signal) -> io::Result<bool> {
         match pidfd_send_signal(&self.pidfd, signal) {
             Ok(()) => Ok(true),
@@ -87,22 +87,22 @@ impl ProcessHandle {
         }
     }
 
-    /// Whether the process has ended (it may still wait to be reaped by its parent).
+    /// Whether the process has exited (its parent may not have reaped it yet).
     pub fn has_exited(&self) -> io::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         Ok(retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))? > 0)
     }
 
-    /// Its parent's pid; `None` if the process has gone.
+    /// Returns the pid of the parent; `None` if the process is gone.
     pub fn parent(&self) -> io::Result<Option<u32>> {
         let stat = ProcFs::system().stat(self.id.pid)?;
         Ok(stat.filter(|stat| stat.started == self.id.started).map(|stat| stat.parent))
     }
 
-    /// The real user id it runs as; `None` if the process has gone.
+    /// Returns the real user id; `None` if the process is gone.
     pub fn uid(&self) -> io::Result<Option<u32>> {
         let uid = ProcFs::system().uid(self.id.pid)?;
-        // Read first, asked after: a process alive now is the one the number was read of.
+        // Checked after the read: if the process still lives, the id was its own.
         Ok(if self.has_exited()? { None } else { uid })
     }
 }
@@ -113,25 +113,26 @@ impl AsFd for ProcessHandle {
     }
 }
 
-/// The pid as the system calls take it; `None` for 0 and for numbers no process can have.
+/// Converts a pid for system calls; `None` for 0 and for impossible numbers.
 pub(crate) fn as_pid(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
-/// Kills all there is below this process now; how many there were. Whoever they start meanwhile needs another round.
+/// Kills all descendants of this process and returns their number. Processes that they start meanwhile need another
+/// round.
 pub fn kill_descendants() -> usize {
     let found = ProcFs::system().descendants(std::process::id()).unwrap_or_default();
     for id in &found {
         if let Ok(Some(handle)) = ProcessHandle::open(*id) {
-            // Not permitted means another user's process (sudo): it is counted as left.
+            // A process of another user (sudo) refuses the signal and counts as left.
             let _ = handle.signal(Signal::KILL);
         }
     }
     found.len()
 }
 
-/// Where processes are looked up: `/proc`, or a directory like it in tests. Processes may vanish at any moment while we
-/// look; that is never an error.
+/// Source of process information: `/proc`, or a directory like it in tests. Processes may vanish during a read; that is
+/// never an error.
 #[derive(Debug, Clone)]
 pub struct ProcFs {
     root: PathBuf,
@@ -148,15 +149,15 @@ impl ProcFs {
         Self { root: root.into() }
     }
 
-    /// All descendants of a process, parents before children, without the process itself.
+    /// Returns all descendants of a process, parents before children, without the process itself.
     pub fn descendants(&self, pid: u32) -> io::Result<Vec<ProcessId>> {
         if self.stat(pid)?.is_none() {
             return Ok(Vec::new());
         }
-        Ok(Census::take(self)?.below(pid).into_iter().map(ProcessStat::id).collect())
+        Ok(ProcessSnapshot::read(self)?.descendants(pid).into_iter().map(ProcessStat::id).collect())
     }
 
-    /// Every process this user can see right now.
+    /// Returns every process that this user can see now.
     pub fn processes(&self) -> io::Result<Vec<ProcessStat>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.root)? {
@@ -166,27 +167,27 @@ impl ProcFs {
             };
             match self.stat(pid) {
                 Ok(stat) => found.extend(stat),
-                // To take this for "there are none" would let processes out of sight.
+                // Reading this as "no process" would lose processes.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
                     return Err(error);
                 }
-                // One that may not be looked at must not hide all others.
+                // One unreadable process must not hide the others.
                 Err(_) => {}
             }
         }
         Ok(found)
     }
 
-    /// A process's `stat` line; `None` if there is no such process (or this user may not see it).
+    /// Returns the `stat` line of a process; `None` if the process does not exist or is hidden from this user.
     pub fn stat(&self, pid: u32) -> io::Result<Option<ProcessStat>> {
         let Some(text) = self.read(pid, "stat")? else {
             return Ok(None);
         };
-        let why = || format!("{}/{pid}/stat does not hold a process: {text:?}", self.root.display());
+        let why = || format!("{}/{pid}/stat is not a valid stat line: {text:?}", self.root.display());
         ProcessStat::parse(&text).map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, why()))
     }
 
-    /// The real user id of a process.
+    /// Returns the real user id of a process.
     pub fn uid(&self, pid: u32) -> io::Result<Option<u32>> {
         let Some(text) = self.read(pid, "status")? else {
             return Ok(None);
@@ -195,9 +196,9 @@ impl ProcFs {
         Ok(line.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok()))
     }
 
-    /// One file of a process; `None` if the process has gone.
+    /// Reads one file of a process; `None` if the process is gone.
     pub(crate) fn read(&self, pid: u32, file: &str) -> io::Result<Option<String>> {
-        match read_short(&self.root.join(format!("{pid}/{file}"))) {
+        match read_proc_file(&self.root.join(format!("{pid}/{file}"))) {
             Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
@@ -206,44 +207,44 @@ impl ProcFs {
     }
 }
 
-/// A file as the kernel writes them, of a few hundred bytes: without asking for its length first, which it does not have.
-fn read_short(path: &Path) -> io::Result<Vec<u8>> {
+/// Reads a file of a few hundred bytes that the kernel generates, without asking for its length, which is always 0.
+fn read_proc_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(1024);
-    File::open(path)?.take(PROC_FILE_LENGTH).read_to_end(&mut bytes)?;
+    File::open(path)?.take(MAX_PROC_FILE_LENGTH).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// What we need of a process's `stat` line.
+/// Fields of a process's `stat` line that this crate uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessStat {
-    /// Its process id.
+    /// Process id.
     pub pid: u32,
-    /// Its state letter: `R`, `S`, `D`, `T` (stopped), `Z` (ended, not yet reaped)…
+    /// State letter: `R`, `S`, `D`, `T` (stopped), `Z` (exited, not yet reaped)…
     pub state: char,
-    /// Its parent's pid.
+    /// Pid of the parent.
     pub parent: u32,
-    /// Its process group.
+    /// Process group.
     pub group: i32,
-    /// When it started, in clock ticks since the machine started.
+    /// Start time in clock ticks since the machine started.
     pub started: u64,
-    /// How many threads it has.
+    /// Number of threads.
     pub threads: u64,
-    /// Processor time it used itself, in clock ticks.
+    /// CPU time of the process itself, in clock ticks.
     pub own_ticks: u64,
-    /// Processor time of its children that ended and that it took note of, and of theirs, in clock ticks.
+    /// CPU time of its reaped children and of theirs, in clock ticks.
     pub reaped_ticks: u64,
 }
 
 impl ProcessStat {
-    /// Reads a line; `None` if it is not one.
+    /// Parses a line; `None` if it is invalid.
     pub fn parse(line: &str) -> Option<Self> {
         let pid = line.split(' ').next()?.parse().ok()?;
-        // The command name stands in brackets and may itself hold brackets and blanks: fields count from the last one.
+        // The command name stands in brackets and may hold brackets and blanks: fields count from the last bracket.
         let mut fields = line.get(line.rfind(')')? + 1..)?.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
-        // The next one to be read is field 6. Not all are needed, and some may be negative.
+        // The next field is number 6. Not all fields are needed, and some may be negative.
         let fields: Vec<&str> = fields.collect();
         let field = |number: usize| fields.get(number - 6)?.parse::<u64>().ok();
         Some(Self {
@@ -258,47 +259,46 @@ impl ProcessStat {
         })
     }
 
-    /// Which process it is.
+    /// Returns the identity of the process.
     pub fn id(&self) -> ProcessId {
         ProcessId { pid: self.pid, started: self.started }
     }
 
-    /// Whether it has ended and only waits for its parent to notice.
+    /// Whether the process has exited and waits for its parent to reap it.
     pub fn has_exited(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 }
 
-/// Every process this user could see when it was taken, and who descends from whom: one look at `/proc` that serves many
-/// questions.
+/// All processes visible to this user at one time, with their parents: one scan of `/proc` that answers many queries.
 #[derive(Debug, Default)]
-pub(crate) struct Census {
+pub(crate) struct ProcessSnapshot {
     processes: HashMap<u32, ProcessStat>,
     children: HashMap<u32, Vec<u32>>,
 }
 
-impl Census {
-    /// Looks at all processes. They are read one after the other, so a tree that changes meanwhile may lack a member.
-    pub(crate) fn take(procfs: &ProcFs) -> io::Result<Self> {
-        let mut census = Self::default();
+impl ProcessSnapshot {
+    /// Scans all processes, one after the other. A tree that changes meanwhile may lack a member.
+    pub(crate) fn read(procfs: &ProcFs) -> io::Result<Self> {
+        let mut snapshot = Self::default();
         for stat in procfs.processes()? {
-            census.children.entry(stat.parent).or_default().push(stat.pid);
-            census.processes.insert(stat.pid, stat);
+            snapshot.children.entry(stat.parent).or_default().push(stat.pid);
+            snapshot.processes.insert(stat.pid, stat);
         }
-        Ok(census)
+        Ok(snapshot)
     }
 
-    /// The process that had this pid.
+    /// Returns the process that had this pid.
     pub(crate) fn get(&self, pid: u32) -> Option<&ProcessStat> {
         self.processes.get(&pid)
     }
 
-    /// All descendants of a process, parents before children, without the process itself.
-    pub(crate) fn below(&self, pid: u32) -> Vec<&ProcessStat> {
+    /// Returns all descendants of a process, parents before children, without the process itself.
+    pub(crate) fn descendants(&self, pid: u32) -> Vec<&ProcessStat> {
         let mut found: Vec<&ProcessStat> = Vec::new();
         let mut unvisited: VecDeque<&ProcessStat> = self.get(pid).into_iter().collect();
         while let Some(parent) = unvisited.pop_front() {
-            // A child older than its parent means the parent's pid was given out anew while we looked.
+            // A child older than its parent means that the parent's pid was reused during the scan.
             let own = self.children.get(&parent.pid).into_iter().flatten().filter_map(|child| self.get(*child));
             let own = own.filter(|child| child.started >= parent.started && child.pid != pid);
             let before = found.len();
@@ -309,21 +309,20 @@ impl Census {
     }
 }
 
-/// The bytes of a process that are in memory, those it shares with others included; none if it has gone.
-pub(crate) fn resident(procfs: &ProcFs, pid: u32) -> u64 {
+/// Returns the resident bytes of a process, shared pages included; 0 if the process is gone.
+pub(crate) fn resident_memory(procfs: &ProcFs, pid: u32) -> u64 {
     let Ok(Some(text)) = procfs.read(pid, "statm") else { return 0 };
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
     pages.unwrap_or(0).saturating_mul(rustix::param::page_size() as u64)
 }
 
-/// The same with each shared page counted in proportion to how many share it. Takes the kernel long for large
-/// processes. `None` where it may not be read (another user's process), is not told (old kernels), or the process has
-/// gone.
-pub(crate) fn proportional(procfs: &ProcFs, pid: u32) -> Option<u64> {
-    kibibytes(&procfs.read(pid, "smaps_rollup").ok()??, "Pss:")
+/// Returns the resident bytes with each shared page divided by its number of users. Slow for large processes. `None` if
+/// the file is not readable (another user's process), the kernel is too old, or the process is gone.
+pub(crate) fn proportional_memory(procfs: &ProcFs, pid: u32) -> Option<u64> {
+    parse_kibibytes(&procfs.read(pid, "smaps_rollup").ok()??, "Pss:")
 }
 
-fn kibibytes(text: &str, field: &str) -> Option<u64> {
+fn parse_kibibytes(text: &str, field: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(field))?;
     let kib: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
     kib.checked_mul(1024)
@@ -334,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_start_time_or_an_impossible_pid_is_nobody() {
+    fn a_wrong_start_time_or_an_impossible_pid_is_not_a_process() {
         let ours = ProcessId::current().unwrap();
         assert!(ProcessHandle::open(ours).unwrap().is_some());
         for stranger in [
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_sees_the_end_and_signals_nobody_after_it() {
+    fn a_handle_detects_the_exit_and_signals_no_later_process() {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let id = ProcessId::of_pid(child.id()).unwrap().unwrap();
         let handle = ProcessHandle::open(id).unwrap().unwrap();
@@ -374,7 +373,7 @@ mod tests {
             let stat = format!("{pid} (p) S {parent} 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0");
             std::fs::write(directory.join("stat"), stat).unwrap();
         }
-        // What /proc also holds: things that are no process, and a process that went away between listing and reading.
+        // /proc also holds entries that are no process, and processes that exit between listing and reading.
         std::fs::create_dir(root.path().join("sys")).unwrap();
         std::fs::create_dir(root.path().join("4000")).unwrap();
         std::fs::create_dir(root.path().join("4001")).unwrap();
@@ -391,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_holds_all_descendants_and_nobody_else() {
+    fn a_tree_holds_exactly_the_descendants() {
         let processes = [(1, 0, 0), (10, 1, 5), (11, 10, 6), (12, 11, 7), (13, 10, 7), (20, 1, 5), (21, 20, 9)];
         assert_eq!(tree_of(10, &processes), [11, 12, 13]);
         assert_eq!(tree_of(12, &processes), []);
@@ -404,14 +403,14 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_ends() {
+    fn a_cycle_of_parents_terminates() {
         assert_eq!(tree_of(10, &[(10, 11, 5), (11, 10, 5)]), [11]);
     }
 
     const TAIL: &str = "S 7 42 7 0 -1 4194304 1 0 0 0 11 3 70 5 20 -5 4 0 98765 2703360 88 18446744073709551615";
 
     #[test]
-    fn a_name_with_brackets_and_blanks_shifts_no_field() {
+    fn brackets_and_blanks_in_a_name_do_not_shift_fields() {
         for name in ["sleep", "a b", ") Z 1 (", "((()", ""] {
             let stat = ProcessStat::parse(&format!("43 ({name}) {TAIL}")).unwrap();
             let expected = ProcessStat {
@@ -430,36 +429,36 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in ".{0,200}") {
+        fn no_text_makes_the_parser_panic(text in ".{0,200}") {
             let _ = ProcessStat::parse(&text);
             let _ = ProcessStat::parse(&format!("1 ({text}) {text}"));
         }
     }
 
     #[test]
-    fn shares_are_read_and_nonsense_is_not() {
+    fn proportional_memory_is_parsed_and_nonsense_is_rejected() {
         assert_eq!(
-            kibibytes("5600-7ff ---p 00 00:00 0 [rollup]\nRss: 900 kB\nPss:    123 kB\n", "Pss:"),
+            parse_kibibytes("5600-7ff ---p 00 00:00 0 [rollup]\nRss: 900 kB\nPss:    123 kB\n", "Pss:"),
             Some(123 * 1024)
         );
-        assert_eq!(kibibytes("Rss: 900 kB\n", "Pss:"), None);
-        assert_eq!(kibibytes("Pss: 99999999999999999999 kB\n", "Pss:"), None);
+        assert_eq!(parse_kibibytes("Rss: 900 kB\n", "Pss:"), None);
+        assert_eq!(parse_kibibytes("Pss: 99999999999999999999 kB\n", "Pss:"), None);
     }
 
     #[test]
-    fn what_this_process_has_in_memory_is_seen_both_ways() {
+    fn memory_of_this_process_is_measured_both_ways() {
         let block = std::hint::black_box(vec![1_u8; 64 << 20]);
         let ours = std::process::id();
-        let resident = resident(&ProcFs::system(), ours);
+        let resident = resident_memory(&ProcFs::system(), ours);
         assert!(resident >= block.len() as u64, "{resident}");
-        // The kernel leaves something out now and then while other threads change what is mapped.
-        let seen: Vec<_> = (0..20).map(|_| proportional(&ProcFs::system(), ours)).collect();
+        // The kernel omits pages now and then while other threads change the mapping.
+        let seen: Vec<_> = (0..20).map(|_| proportional_memory(&ProcFs::system(), ours)).collect();
         assert!(seen.iter().any(|seen| seen.is_none_or(|bytes| bytes >= block.len() as u64)), "{seen:?}");
     }
 
     #[test]
-    fn nobody_uses_nothing() {
-        assert_eq!(resident(&ProcFs::system(), u32::MAX), 0);
-        assert_eq!(proportional(&ProcFs::system(), u32::MAX), None);
+    fn a_missing_process_uses_no_memory() {
+        assert_eq!(resident_memory(&ProcFs::system(), u32::MAX), 0);
+        assert_eq!(proportional_memory(&ProcFs::system(), u32::MAX), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Jobs that take too much memory, on every path by which this machine can hold them.
+//! Jobs that exceed their memory bound, with every enforcement method of this machine.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use gpupool_confine::bounds::{BoundExceeded, EnforcementMethod, JobBounds};
 use gpupool_confine::cgroup::{CgroupManager, CgroupVersion};
 use gpupool_confine::spawn::JobEnd;
-use support::bounded::{Running, by_groups, by_looking};
+use support::bounded::{BoundedTestJob, polling_only, usable_cgroup_versions};
 use support::memory_peak;
 
 /// Takes 2 MiB every 10 ms, so 200 MiB a second, and writes its peak so far into a file; ends by itself at 400 MiB.
-const HOG: &str = "\
+const MEMORY_HOG: &str = "\
 import os, sys, time, resource
 progress = os.open(sys.argv[1], os.O_WRONLY)
 blocks = []
@@ -33,11 +33,11 @@ os._exit(7)
 const MIB: u64 = 1 << 20;
 const ALLOWED: u64 = 100 * MIB;
 
-fn memory(allowed: u64) -> JobBounds {
+fn memory_bound(allowed: u64) -> JobBounds {
     JobBounds { host_memory: Some(allowed), ..JobBounds::default() }
 }
 
-/// Where the hog writes its peak, and reading it in bytes.
+/// The file for the hog's peak, and a function that reads it in bytes.
 fn progress() -> (tempfile::NamedTempFile, impl Fn(&tempfile::NamedTempFile) -> u64) {
     let file = tempfile::NamedTempFile::new().unwrap();
     let read = |file: &tempfile::NamedTempFile| {
@@ -48,57 +48,62 @@ fn progress() -> (tempfile::NamedTempFile, impl Fn(&tempfile::NamedTempFile) -> 
 }
 
 #[test]
-fn by_looking_a_hog_never_passes_one_and_a_half_of_its_memory() {
-    // Itself, and where nobody looks first: forked twice, with its parents gone.
+fn polling_keeps_a_memory_hog_below_one_and_a_half_times_its_bound() {
+    // The hog itself, and the hog as an orphan after two forks.
     let orphan = format!(
         "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n    {}\n\
         import time; time.sleep(600)",
         "exec(__import__('sys').argv[2])"
     );
-    let scripts = [HOG, &orphan];
+    let scripts = [MEMORY_HOG, &orphan];
     for script in scripts {
         let mut tries = 0;
         loop {
-            let standstill = Standstill::watch();
+            let delays = SchedulingDelayProbe::watch();
             let (file, peak) = progress();
-            let running =
-                Running::start(&by_looking(), "hog", &memory(ALLOWED), script, &[file.path(), Path::new(HOG)]);
-            assert!(matches!(running.held.enforcement().host_memory, Some(EnforcementMethod::Polling { .. })));
-            let BoundExceeded::HostMemory { used: Some(used), allowed: ALLOWED } = running.killed_when_told() else {
+            let running = BoundedTestJob::start(
+                &polling_only(),
+                "hog",
+                &memory_bound(ALLOWED),
+                script,
+                &[file.path(), Path::new(MEMORY_HOG)],
+            );
+            assert!(matches!(running.bounded.enforcement().host_memory, Some(EnforcementMethod::Polling { .. })));
+            let BoundExceeded::HostMemory { used: Some(used), allowed: ALLOWED } = running.kill_on_excess() else {
                 panic!("it was not for its memory");
             };
             assert!(used > ALLOWED, "{used}");
-            let (peak, still) = (peak(&file), standstill.longest());
+            let (peak, still) = (peak(&file), delays.longest());
             if peak < ALLOWED * 3 / 2 {
                 break;
             }
-            // Nobody can look on a machine where nobody's turn comes, and only the hog's did.
+            // Polling fails on a machine that schedules only the hog: try again.
             tries += 1;
-            assert!(still > LATE && tries < 10, "it got to {} MiB; longest standstill {still:?}", peak / MIB);
+            assert!(still > LATE_WAKEUP && tries < 10, "it got to {} MiB; longest delays {still:?}", peak / MIB);
             eprintln!("tried again: the machine stood still for {still:?}");
         }
     }
 }
 
-/// A thread that is due for so much longer than it asked to sleep shows that the machine has no time for its threads.
-const LATE: Duration = Duration::from_millis(50);
+/// A wake-up this late shows that the machine has no time for its threads.
+const LATE_WAKEUP: Duration = Duration::from_millis(50);
 
-/// Sees how late threads are that want to run now and then. Its thread ends when it is asked.
-struct Standstill {
+/// Measures how late a thread wakes up. The thread ends on request.
+struct SchedulingDelayProbe {
     is_over: Arc<AtomicBool>,
     thread: JoinHandle<Duration>,
 }
 
-impl Standstill {
+impl SchedulingDelayProbe {
     fn watch() -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&is_over);
         let thread = std::thread::spawn(move || {
             let (pause, mut longest) = (Duration::from_millis(5), Duration::ZERO);
             while !ends.load(Ordering::Relaxed) {
-                let asked = Instant::now();
+                let start = Instant::now();
                 std::thread::sleep(pause);
-                longest = longest.max(asked.elapsed().saturating_sub(pause));
+                longest = longest.max(start.elapsed().saturating_sub(pause));
             }
             longest
         });
@@ -112,38 +117,39 @@ impl Standstill {
 }
 
 #[test]
-fn in_a_group_a_hog_never_passes_its_memory() {
-    for (path, cgroups) in by_groups(CgroupManager::limits_memory) {
+fn a_cgroup_keeps_a_memory_hog_below_its_bound() {
+    for (path, cgroups) in usable_cgroup_versions(CgroupManager::limits_memory) {
         let (file, peak) = progress();
-        let mut running = Running::start(&cgroups, path, &memory(ALLOWED), HOG, &[file.path()]);
-        assert!(matches!(running.held.enforcement().host_memory, Some(EnforcementMethod::Kernel(_))), "{path}");
+        let mut running = BoundedTestJob::start(&cgroups, path, &memory_bound(ALLOWED), MEMORY_HOG, &[file.path()]);
+        assert!(matches!(running.bounded.enforcement().host_memory, Some(EnforcementMethod::Kernel(_))), "{path}");
         running.wait_for_its_end();
-        let told = memory_peak(&cgroups, running.job.cgroup().unwrap().name());
+        let cgroup_peak = memory_peak(&cgroups, running.job.cgroup().unwrap().name());
         assert_eq!(running.job.wait().unwrap(), JobEnd::Signalled(9), "{path}");
-        let excess = running.held.exceeded_bound_at_end(&running.job);
+        let excess = running.bounded.exceeded_bound_at_end(&running.job);
         assert_eq!(excess, Some(BoundExceeded::HostMemory { used: None, allowed: ALLOWED }), "{path}");
         running.expect_nothing_left();
-        assert!(told.is_none_or(|told| told <= ALLOWED), "{path}: {told:?}");
-        // Its own pages that were in memory before it came into the group are not charged to it.
+        assert!(cgroup_peak.is_none_or(|peak| peak <= ALLOWED), "{path}: {cgroup_peak:?}");
+        // Pages that were in memory before the hog joined the cgroup are not charged to the cgroup.
         assert!(peak(&file) < ALLOWED + 20 * MIB, "{path}");
     }
 }
 
 #[test]
-fn a_job_that_lost_a_process_to_the_limit_is_told_to_be_over_it() {
-    let script = format!("import os, time\nif os.fork() == 0:\n    exec({HOG:?})\ntime.sleep(600)");
-    for (path, cgroups) in by_groups(CgroupManager::limits_memory) {
+fn a_job_that_lost_a_process_to_the_oom_killer_exceeds_its_bound() {
+    let script = format!("import os, time\nif os.fork() == 0:\n    exec({MEMORY_HOG:?})\ntime.sleep(600)");
+    for (path, cgroups) in usable_cgroup_versions(CgroupManager::limits_memory) {
         let (file, _) = progress();
-        let running = Running::start(&cgroups, &format!("lost-{path}"), &memory(ALLOWED), &script, &[file.path()]);
+        let running =
+            BoundedTestJob::start(&cgroups, &format!("lost-{path}"), &memory_bound(ALLOWED), &script, &[file.path()]);
         let expected = BoundExceeded::HostMemory { used: None, allowed: ALLOWED };
-        if running.held.enforcement().host_memory == Some(EnforcementMethod::Kernel(CgroupVersion::V2)) {
-            // The kernel kills all of it at once.
+        if running.bounded.enforcement().host_memory == Some(EnforcementMethod::Kernel(CgroupVersion::V2)) {
+            // The kernel kills the whole job at once.
             let mut running = running;
             running.job.wait().unwrap();
-            assert_eq!(running.held.exceeded_bound_at_end(&running.job), Some(expected), "{path}");
+            assert_eq!(running.bounded.exceeded_bound_at_end(&running.job), Some(expected), "{path}");
             continue;
         }
-        assert_eq!(running.killed_when_told(), expected, "{path}");
+        assert_eq!(running.kill_on_excess(), expected, "{path}");
     }
 }
 
@@ -155,16 +161,16 @@ fn memory_that_children_share_is_counted_once() {
         for _ in range(4):\n    if os.fork() == 0: time.sleep(600)\n\
         os.write(1, b'ready\\n')\n\
         time.sleep(600)";
-    let mut running = Running::start(&by_looking(), "share", &memory(ALLOWED), script, &[]);
+    let mut running = BoundedTestJob::start(&polling_only(), "share", &memory_bound(ALLOWED), script, &[]);
     let mut ready = [0; 6];
     running.output.read_exact(&mut ready).unwrap();
-    let usage = running.held.usage();
+    let usage = running.bounded.usage();
     let used = usage.host_memory.unwrap();
     assert!((60 * MIB..ALLOWED).contains(&used), "{} MiB", used / MIB);
     assert_eq!(usage.processes, Some(5));
     assert!(running.excesses.try_recv().is_err());
     running.job.kill().unwrap();
     running.job.wait().unwrap();
-    assert_eq!(running.held.exceeded_bound_at_end(&running.job), None);
+    assert_eq!(running.bounded.exceeded_bound_at_end(&running.job), None);
     running.expect_nothing_left();
 }

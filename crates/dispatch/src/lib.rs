@@ -42,9 +42,9 @@ pub use event::{
 pub use plan::{AttachDenied, AttachHook, ResultOrder, RunPlan, WorkerOutputPolicy, WorkerProgram, WorkerSlot};
 pub use scheduler::DispatchRules;
 
-/// Runs as process keeper or command runner and never returns, if this program was started as one.
+/// Runs as process supervisor or command runner and never returns, if this program was started as one.
 pub fn run_helper_if_requested() {
-    gpupool_confine::keeper::run_helper_if_requested();
+    gpupool_confine::supervisor::run_helper_if_requested();
     command::run_helper_if_requested();
 }
 

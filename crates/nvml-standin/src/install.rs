@@ -1,18 +1,18 @@
-//! Putting a copy of the built library, with a scenario, into a folder.
+//! Installation of a copy of the built library, with a scenario, into a directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::scenario::NvmlScenario;
 
-/// Puts a copy that answers as `scenario` says into `folder`, and tells its path.
+/// Installs a copy of the library with `scenario` in `folder` and returns its path.
 ///
-/// A copy, because the loader takes two names of one file for one library. `missing` functions lose their name in the
-/// copy's table of names, so that looking them up fails, as in the library of an older driver.
+/// A copy, because the loader treats two names of one file as one library. `missing` functions lose their name in the
+/// copy's symbol table, so that their lookup fails, as in the library of an older driver.
 pub fn install_library(folder: &Path, scenario: &NvmlScenario, missing: &[&str]) -> io::Result<PathBuf> {
-    let mut library = std::fs::read(built()?)?;
+    let mut library = std::fs::read(built_library()?)?;
     for name in missing {
-        hide(&mut library, name)?;
+        hide_function(&mut library, name)?;
     }
     let path = folder.join("libnvidia-ml.so.1");
     std::fs::write(&path, library)?;
@@ -20,16 +20,16 @@ pub fn install_library(folder: &Path, scenario: &NvmlScenario, missing: &[&str])
     Ok(path)
 }
 
-/// Changes the world of the copy in `folder`.
+/// Replaces the scenario of the copy in `folder`.
 pub fn write_scenario(folder: &Path, scenario: &NvmlScenario) -> io::Result<()> {
-    // Renamed into place, so that no reader sees half of it.
+    // Renamed into place, so that no reader sees a partial file.
     let half = folder.join("scenario.json.new");
     std::fs::write(&half, serde_json::to_vec_pretty(scenario)?)?;
     std::fs::rename(half, folder.join("scenario.json"))
 }
 
-/// The library cargo built beside the running test or benchmark.
-fn built() -> io::Result<PathBuf> {
+/// Returns the library that Cargo built next to the running test or benchmark.
+fn built_library() -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
     let beside = program.ancestors().skip(1).take(2).map(|folder| folder.join("libnvml_standin.so"));
     let deps = program.parent().map(|folder| folder.join("deps/libnvml_standin.so"));
@@ -38,7 +38,7 @@ fn built() -> io::Result<PathBuf> {
     })
 }
 
-fn hide(library: &mut [u8], name: &str) -> io::Result<()> {
+fn hide_function(library: &mut [u8], name: &str) -> io::Result<()> {
     let wanted = [b"\0", name.as_bytes(), b"\0"].concat();
     let places: Vec<usize> =
         library.windows(wanted.len()).enumerate().filter(|(_, bytes)| *bytes == wanted).map(|(at, _)| at).collect();

@@ -1,17 +1,16 @@
 //! A stand-in for NVIDIA's management library, for machines without a GPU. For tests only.
 //!
-//! Built as a dynamic library it answers as the `scenario.json` next to it says; so each test that copies it into a
-//! folder of its own has a machine of its own. The scenario is read again whenever the devices are counted or the
-//! library is initialised: a test changes the world by writing the file anew.
+//! The dynamic library responds according to the `scenario.json` next to it; a test that copies the library into a
+//! directory of its own has a machine of its own. The scenario is read again when the devices are counted or the
+//! library is initialized, so a test changes the machine by writing the file again.
 //!
-//! Built as a Rust library it is the vocabulary of scenarios ([`NvmlScenario`]) and the way to put a copy somewhere
-//! ([`install`]).
+//! The Rust library has the types of scenarios ([`NvmlScenario`]) and installs copies ([`install`]).
 
 mod ffi;
 mod install;
+mod library_state;
 pub mod machines;
 mod scenario;
-mod world;
 
 pub use install::{install_library, write_scenario};
 pub use scenario::{

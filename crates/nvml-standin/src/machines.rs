@@ -1,4 +1,4 @@
-//! Machines to begin with; a test changes what it is about.
+//! Example machines, which tests modify.
 
 use crate::scenario::{
     MigLayout, NvLink, NvLinkPeer, NvmlScenario, RemappedRows, StandInDevice, StandInMemory, StandInMigInstance,
@@ -7,7 +7,7 @@ use crate::scenario::{
 
 const MIB: u64 = 1 << 20;
 
-/// So many GPUs of a server kind, joined by switches, in the order of the bus but with other minor numbers.
+/// Creates a server with this many GPUs, linked by switches, in bus order but with other minor numbers.
 pub fn server_scenario(gpus: u32) -> NvmlScenario {
     let pairs = (0..gpus).flat_map(|a| (a + 1..gpus).map(move |b| (a, b)));
     NvmlScenario {
@@ -18,7 +18,7 @@ pub fn server_scenario(gpus: u32) -> NvmlScenario {
     }
 }
 
-/// One GPU of that kind.
+/// Creates one GPU of that server.
 pub fn server_gpu(number: u32) -> StandInDevice {
     let to_switch = |link: u32| NvLink {
         up: true,
@@ -44,7 +44,7 @@ pub fn server_gpu(number: u32) -> StandInDevice {
     }
 }
 
-/// A GPU cut into three instances, with holes between them.
+/// Creates a GPU with three MIG instances and empty slots between them.
 pub fn mig_gpu() -> StandInDevice {
     let instance = |gpu_instance: u32, slices: u32, mib: u64| StandInMigInstance {
         uuid: format!("MIG-0dd5ca1e-0000-5000-8000-00000000{gpu_instance:04x}"),
@@ -63,7 +63,7 @@ pub fn mig_gpu() -> StandInDevice {
     StandInDevice { utilization: None, compute: Vec::new(), mig: Some(MigLayout { on: true, slots }), ..server_gpu(0) }
 }
 
-/// A small machine whose GPU has no memory of its own.
+/// Creates a small machine whose GPU has no memory of its own.
 pub fn unified_memory_scenario() -> NvmlScenario {
     let gpu = StandInDevice {
         uuid: "GPU-0e1f1ed0-0000-4000-8000-000000000001".into(),
@@ -79,14 +79,14 @@ pub fn unified_memory_scenario() -> NvmlScenario {
     NvmlScenario { driver: "580.11".into(), devices: vec![gpu], ..NvmlScenario::default() }
 }
 
-/// Functions that came with driver 510 and later.
+/// Functions added by driver 510 and later.
 pub const FUNCTIONS_SINCE_510: [&str; 3] = [
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 ];
 
-/// Functions that a library of about driver 440 has not, besides those.
+/// Functions that a library of about driver 440 also lacks.
 pub const FUNCTIONS_SINCE_450: [&str; 9] = [
     "nvmlDeviceGetComputeRunningProcesses_v2",
     "nvmlDeviceGetGraphicsRunningProcesses_v2",

@@ -1,4 +1,4 @@
-//! A real agent with simulated devices: started, killed, paused and restarted as tests like.
+//! A real agent with simulated devices, which tests start, kill, pause and restart.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,17 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-use crate::process::{Log, Process};
+use crate::agent_process::{AgentOutput, AgentProcess};
 use crate::{DEADLINE, EventWatcher};
 
-/// An agent says so for each place where it listens, on a line of its own on its standard output.
+/// Start of the line that an agent prints to standard output for each of its addresses.
 const LISTENING: &str = "gpupool is listening on ";
 
-/// Variables an agent under test is given from the test's own environment; no other can change what it does.
-const PASSED_ON: [&str; 6] = ["PATH", "HOME", "LD_LIBRARY_PATH", "LLVM_PROFILE_FILE", "RUST_BACKTRACE", "TMPDIR"];
+/// Variables that an agent under test inherits; no other variable can change its behaviour.
+const INHERITED_VARIABLES: [&str; 6] =
+    ["PATH", "HOME", "LD_LIBRARY_PATH", "LLVM_PROFILE_FILE", "RUST_BACKTRACE", "TMPDIR"];
 
-/// How to start an agent.
+/// Configuration of an agent to start.
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before start()"]
 pub struct TestAgentBuilder {
@@ -35,12 +36,12 @@ impl TestAgentBuilder {
         Self { simulate: Some(devices.into()), ..self }
     }
 
-    /// Looks for real devices.
+    /// Uses real devices.
     pub fn real_devices(self) -> Self {
         Self { simulate: None, ..self }
     }
 
-    /// Keeps its state there, in place of a folder of its own that goes with it.
+    /// Sets the state directory (default: a temporary directory).
     pub fn state_dir(self, folder: impl Into<PathBuf>) -> Self {
         Self { state_dir: Some(folder.into()), ..self }
     }
@@ -51,36 +52,40 @@ impl TestAgentBuilder {
         self
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable.
     pub fn variable(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// Starts it on a free port and waits until it listens. Panics with what it said where it does not.
+    /// Starts the agent on a free port and waits until it listens. Panics with its output if it does not.
     pub async fn start(self) -> TestAgent {
         let own_folder = TempDir::with_prefix("gpupool-test-").expect("a temporary folder");
         let state_dir = self.state_dir.clone().unwrap_or_else(|| own_folder.path().to_owned());
-        let log = Log::default();
-        let running = self.run(&state_dir, 0, &log).await;
+        let log = AgentOutput::default();
+        let running = self.spawn(&state_dir, 0, &log).await;
         TestAgent { builder: self, state_dir, log, running, _own_folder: own_folder }
     }
 
-    async fn run(&self, state_dir: &Path, port: u16, log: &Log) -> Running {
+    async fn spawn(&self, state_dir: &Path, port: u16, log: &AgentOutput) -> RunningAgent {
         let mut command = self.command(state_dir, port);
-        log.add(format!("+ {command:?}"));
+        log.add_line(format!("+ {command:?}"));
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let (tell, mut listening) = watch::channel(Vec::new());
+        let (sender, mut listening) = watch::channel(Vec::new());
         if let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) {
-            log.collect(stdout, LISTENING, tell.clone());
-            log.collect(stderr, LISTENING, tell);
+            log.collect(stdout, LISTENING, sender.clone());
+            log.collect(stderr, LISTENING, sender);
         }
-        let process = Process::new(child);
-        let places = tokio::time::timeout(DEADLINE, listening.wait_for(|places| Places::of(places).is_some())).await;
-        match places {
-            Ok(Ok(places)) => Running { process, places: Places::of(&places).expect("just seen") },
-            Ok(Err(_)) => panic!("the agent ended before it listened ({:?}):\n{}", process.status(), log.text()),
+        let process = AgentProcess::new(child);
+        let addresses =
+            tokio::time::timeout(DEADLINE, listening.wait_for(|addresses| ListenAddresses::parse(addresses).is_some()))
+                .await;
+        match addresses {
+            Ok(Ok(addresses)) => {
+                RunningAgent { process, addresses: ListenAddresses::parse(&addresses).expect("both addresses") }
+            }
+            Ok(Err(_)) => panic!("the agent exited before it listened ({:?}):\n{}", process.status(), log.text()),
             Err(_) => panic!("the agent did not listen within {DEADLINE:?}:\n{}", log.text()),
         }
     }
@@ -91,50 +96,50 @@ impl TestAgentBuilder {
         if let Some(devices) = &self.simulate {
             command.arg("--simulate").arg(devices);
         }
-        let passed_on = PASSED_ON.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
-        command.args(&self.arguments).env_clear().envs(passed_on);
+        let inherited = INHERITED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+        command.args(&self.arguments).env_clear().envs(inherited);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
 }
 
-/// An agent that runs. Killed when it is dropped; where the test has failed, what it said is printed.
+/// A running agent. Killed when dropped; its output is printed if the test failed.
 #[derive(Debug)]
 pub struct TestAgent {
     builder: TestAgentBuilder,
     state_dir: PathBuf,
-    log: Log,
-    running: Running,
+    log: AgentOutput,
+    running: RunningAgent,
     _own_folder: TempDir,
 }
 
 #[derive(Debug)]
-struct Running {
-    process: Process,
-    places: Places,
+struct RunningAgent {
+    process: AgentProcess,
+    addresses: ListenAddresses,
 }
 
-/// Where an agent listens.
+/// Addresses of a listening agent.
 #[derive(Debug, Clone, PartialEq)]
-struct Places {
+struct ListenAddresses {
     address: String,
     port: u16,
     socket: PathBuf,
 }
 
-impl Places {
-    /// Once both are known.
-    fn of(told: &[String]) -> Option<Self> {
-        let address = told.iter().find(|place| place.starts_with("http"))?.clone();
-        let socket = told.iter().find_map(|place| place.strip_prefix("unix://"))?.into();
-        // After the port there may be a prefix of all routes.
+impl ListenAddresses {
+    /// Parses the addresses; `None` until both are known.
+    fn parse(lines: &[String]) -> Option<Self> {
+        let address = lines.iter().find(|address| address.starts_with("http"))?.clone();
+        let socket = lines.iter().find_map(|address| address.strip_prefix("unix://"))?.into();
+        // A prefix of all routes may follow the port.
         let port = address.rsplit_once(':')?.1.split('/').next()?.parse().ok()?;
         Some(Self { address, port, socket })
     }
 }
 
 impl TestAgent {
-    /// An agent of this binary, with four simulated H100 unless said otherwise.
+    /// Returns a builder for this binary, with four simulated H100 by default.
     pub fn builder(binary: impl Into<PathBuf>) -> TestAgentBuilder {
         TestAgentBuilder {
             binary: binary.into(),
@@ -145,82 +150,82 @@ impl TestAgent {
         }
     }
 
-    /// The number of its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.running.process.pid()
     }
 
     /// Its address, as in `http://127.0.0.1:40123`; the same after a restart.
     pub fn address(&self) -> &str {
-        &self.running.places.address
+        &self.running.addresses.address
     }
 
-    /// Its port; the same after a restart.
+    /// Returns its port; the same after a restart.
     pub fn port(&self) -> u16 {
-        self.running.places.port
+        self.running.addresses.port
     }
 
-    /// The path of its Unix socket.
+    /// Returns the path of its Unix socket.
     pub fn socket(&self) -> &Path {
-        &self.running.places.socket
+        &self.running.addresses.socket
     }
 
-    /// Where it keeps its state.
+    /// Returns its state directory.
     pub fn state_dir(&self) -> &Path {
         &self.state_dir
     }
 
-    /// A client of its own connections, over TCP.
+    /// Creates a client with connections of its own, over TCP.
     pub fn client(&self) -> AgentClient {
-        let endpoint: Endpoint = self.address().parse().expect("an agent's address can be read");
+        let endpoint: Endpoint = self.address().parse().expect("a valid agent address");
         AgentClient::new(endpoint).expect("a client of a local agent")
     }
 
-    /// A client of its own connections, over the Unix socket.
+    /// Creates a client with connections of its own, over the Unix socket.
     pub fn client_unix(&self) -> AgentClient {
-        let endpoint = Endpoint::unix(self.socket()).expect("an agent's socket can be named");
+        let endpoint = Endpoint::unix(self.socket()).expect("a valid socket path");
         AgentClient::new(endpoint).expect("a client of a local agent")
     }
 
-    /// Follows what happens from now on.
+    /// Observes events from now on.
     pub async fn watch_events(&self) -> EventWatcher {
         EventWatcher::new(&self.client_unix()).await
     }
 
-    /// Kills it at once, and waits until it is gone. `restart` brings it back.
+    /// Kills the agent and waits until it is gone. `restart` starts it again.
     pub async fn kill9(&self) {
         self.running.process.signal(Signal::KILL);
-        self.running.process.ended().await;
+        self.running.process.wait_ended().await;
     }
 
-    /// Asks it to end (SIGTERM), and waits until it has.
+    /// Stops the agent (SIGTERM) and waits until it has exited.
     pub async fn stop(&self) -> ExitStatus {
         self.running.process.signal(Signal::TERM);
-        self.running.process.ended().await
+        self.running.process.wait_ended().await
     }
 
-    /// Starts it again on the same state and the same port; one that still runs is killed before.
+    /// Restarts the agent on the same state and port; a running one is killed before.
     pub async fn restart(&mut self) {
         self.kill9().await;
-        self.running = self.builder.run(&self.state_dir, self.running.places.port, &self.log).await;
+        self.running = self.builder.spawn(&self.state_dir, self.running.addresses.port, &self.log).await;
     }
 
-    /// Stops it from doing anything (SIGSTOP) until it is resumed.
+    /// Pauses the agent (SIGSTOP) until it is resumed.
     pub fn pause(&self) {
         self.running.process.signal(Signal::STOP);
     }
 
-    /// Lets a paused one go on.
+    /// Resumes a paused agent.
     pub fn resume(&self) {
         self.running.process.signal(Signal::CONT);
     }
 
-    /// Tells it to read its certificates again (SIGHUP).
+    /// Has the agent reload its certificates (SIGHUP).
     pub fn send_sighup(&self) {
         self.running.process.signal(Signal::HUP);
     }
 
-    /// What it said, over all its runs.
+    /// Returns the output of all its runs.
     pub fn log(&self) -> String {
         self.log.text()
     }
@@ -229,7 +234,7 @@ impl TestAgent {
 impl Drop for TestAgent {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the agent said:\n{}", self.log.text());
+            eprintln!("output of the agent:\n{}", self.log.text());
         }
     }
 }
@@ -239,14 +244,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_listens_once_it_named_both_places() {
-        let told = |lines: &[&str]| Places::of(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
-        assert_eq!(told(&["http://127.0.0.1:40123"]), None);
-        assert_eq!(told(&["unix:///x/agent.sock"]), None);
-        let both = told(&["unix:///x/agent.sock", "http://127.0.0.1:40123"]).unwrap();
+    fn an_agent_listens_once_it_printed_both_addresses() {
+        let parse =
+            |lines: &[&str]| ListenAddresses::parse(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
+        assert_eq!(parse(&["http://127.0.0.1:40123"]), None);
+        assert_eq!(parse(&["unix:///x/agent.sock"]), None);
+        let both = parse(&["unix:///x/agent.sock", "http://127.0.0.1:40123"]).unwrap();
         assert_eq!((both.port, both.socket.as_path()), (40_123, Path::new("/x/agent.sock")));
-        assert_eq!(told(&["http://[::1]:7/api", "unix:///x"]).unwrap().port, 7);
-        let prefixed = told(&["unix:///x/agent.sock", "http://[::1]:40123/api/v2"]).unwrap();
+        assert_eq!(parse(&["http://[::1]:7/api", "unix:///x"]).unwrap().port, 7);
+        let prefixed = parse(&["unix:///x/agent.sock", "http://[::1]:40123/api/v2"]).unwrap();
         assert_eq!((prefixed.port, prefixed.address.as_str()), (40_123, "http://[::1]:40123/api/v2"));
     }
 }

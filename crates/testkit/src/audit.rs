@@ -1,8 +1,8 @@
-//! What must never happen, looked for in the audit trail of all runs of an agent.
+//! Search for violations in the audit trail of all runs of an agent.
 //!
-//! The trail is gone through by its times, whatever order it comes in: a device is never promised beyond what it has,
-//! tokens only grow, and a lease begins and ends once. What clients were told is compared with it: nothing granted is
-//! lost, nothing released lives. Times are people's: where the clock was set back meanwhile, they are no order.
+//! The records are replayed by time: a device is never overcommitted, tokens only grow, and a lease is granted and ends
+//! once. The result is compared with the observations of clients: no granted lease is lost, and no released lease is
+//! held. Times come from the wall clock: if the clock was set back, they give no order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 /// A whole device, in thousandths.
 const WHOLE: u64 = 1_000;
 
-/// Something that must never happen.
+/// A violation of an invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditViolation(String);
 
@@ -25,30 +25,30 @@ impl fmt::Display for AuditViolation {
     }
 }
 
-/// What clients were told.
+/// Observations of clients.
 #[derive(Debug, Clone, Default)]
 pub struct ClientObservations {
-    /// Leases they were granted, with their tokens.
+    /// Granted leases with their tokens.
     pub granted: Vec<(u64, u64)>,
-    /// Leases whose release was answered.
+    /// Leases whose release was confirmed.
     pub released: Vec<u64>,
-    /// Idempotency keys, each with a lease that was answered to it.
+    /// Idempotency keys, each with the lease of a response.
     pub keyed: Vec<(String, u64)>,
 }
 
-/// Everything that is known: the trail of all runs, what devices have, and which leases live.
+/// The trail of all runs, the memory of devices, and the active leases.
 #[derive(Debug, Clone, Default)]
 pub struct TrailAudit {
     /// Records, in any order.
     pub records: Vec<HistoryRecord>,
-    /// Memory that can be promised, in MiB, by UUID; devices without an entry are judged by shares alone.
+    /// Memory that can be promised, in MiB, by UUID; only shares are checked for devices without an entry.
     pub memory_mib: BTreeMap<String, u64>,
     /// Leases that are active now.
     pub active: BTreeSet<u64>,
 }
 
 impl TrailAudit {
-    /// Asks an agent for everything. To be done while nothing changes.
+    /// Reads everything from an agent. Call it while nothing changes.
     pub async fn collect(client: &AgentClient) -> Result<Self, ClientError> {
         let mut audit = Self { records: fetch_all_records(client).await?, ..Self::default() };
         let memory = |device: DeviceBody| Some((device.uuid, device.memory_mib?));
@@ -64,32 +64,32 @@ impl TrailAudit {
         }
     }
 
-    /// What must never happen and did; empty where all is well.
-    pub fn violations(&self, seen: &ClientObservations) -> Vec<AuditViolation> {
-        let mut trail = Trail::new(&self.memory_mib);
+    /// Returns all violations.
+    pub fn violations(&self, observed: &ClientObservations) -> Vec<AuditViolation> {
+        let mut replay = TrailReplay::new(&self.memory_mib);
         let mut by_time: BTreeMap<Timestamp, Vec<&HistoryRecord>> = BTreeMap::new();
         for record in &self.records {
             match record.at.parse() {
                 Ok(at) => by_time.entry(at).or_default().push(record),
-                Err(_) => trail.say(record, "has no time that can be read"),
+                Err(_) => replay.report(record, "has no valid time"),
             }
         }
         for instant in by_time.into_values() {
-            trail.take(instant);
+            replay.replay_instant(instant);
         }
-        trail.compare(seen, &self.active);
-        trail.found
+        replay.check_observations(observed, &self.active);
+        replay.found
     }
 
-    /// Panics with every violation, where there is one.
-    pub fn assert_clean(&self, seen: &ClientObservations) {
-        let found = self.violations(seen);
+    /// Panics with every violation, if there is one.
+    pub fn assert_clean(&self, observed: &ClientObservations) {
+        let found = self.violations(observed);
         let list: String = found.iter().map(|violation| format!("\n- {violation}")).collect();
         assert!(found.is_empty(), "{} violations in {} records:{list}", found.len(), self.records.len());
     }
 }
 
-/// The whole audit trail.
+/// Fetches the whole audit trail.
 pub async fn fetch_all_records(client: &AgentClient) -> Result<Vec<HistoryRecord>, ClientError> {
     let mut records = Vec::new();
     let mut query = HistoryQuery::default();
@@ -103,25 +103,25 @@ pub async fn fetch_all_records(client: &AgentClient) -> Result<Vec<HistoryRecord
     }
 }
 
-/// How things stood after each record.
+/// State after each replayed record.
 #[derive(Debug)]
-struct Trail<'a> {
+struct TrailReplay<'a> {
     memory_mib: &'a BTreeMap<String, u64>,
     last_token: u64,
     held: BTreeMap<u64, &'a HistoryRecord>,
     ended: BTreeMap<u64, &'a HistoryRecord>,
-    devices: BTreeMap<&'a str, Promised>,
+    devices: BTreeMap<&'a str, DeviceCommitment>,
     found: Vec<AuditViolation>,
 }
 
-/// What is promised of a device.
+/// Promised shares and memory of a device.
 #[derive(Debug, Default, Clone, Copy)]
-struct Promised {
+struct DeviceCommitment {
     thousandths: u64,
     memory_mib: u64,
 }
 
-impl<'a> Trail<'a> {
+impl<'a> TrailReplay<'a> {
     fn new(memory_mib: &'a BTreeMap<String, u64>) -> Self {
         Self {
             memory_mib,
@@ -133,81 +133,84 @@ impl<'a> Trail<'a> {
         }
     }
 
-    /// What happened at one instant. Which came first within a millisecond is not written, so ends come as early as they
-    /// can: a grant that is too much even then is too much in any order.
-    fn take(&mut self, instant: Vec<&'a HistoryRecord>) {
+    /// Replays the records of one instant. The order within a millisecond is unknown, so ends come as early as
+    /// possible: a grant that is too much even then is too much in any order.
+    fn replay_instant(&mut self, instant: Vec<&'a HistoryRecord>) {
         let (mut grants, others): (Vec<_>, Vec<_>) = instant.into_iter().partition(|record| record.event == "granted");
-        let (mut ends, strange): (Vec<_>, Vec<_>) = others.into_iter().partition(|record| record.event == "ended");
-        for record in strange {
-            self.say(record, &format!("has the unknown event {:?}", record.event));
+        let (mut ends, unknown): (Vec<_>, Vec<_>) = others.into_iter().partition(|record| record.event == "ended");
+        for record in unknown {
+            self.report(record, &format!("has the unknown event {:?}", record.event));
         }
         grants.sort_by_key(|record| record.token);
         for grant in grants {
             let (now, later) = ends.into_iter().partition(|end| self.held.contains_key(&end.lease));
             ends = later;
-            self.end_all(now);
-            self.grant(grant);
+            self.replay_ends(now);
+            self.replay_grant(grant);
         }
-        self.end_all(ends);
+        self.replay_ends(ends);
     }
 
-    fn end_all(&mut self, ends: Vec<&'a HistoryRecord>) {
+    fn replay_ends(&mut self, ends: Vec<&'a HistoryRecord>) {
         for end in ends {
-            self.end(end);
+            self.replay_end(end);
         }
     }
 
-    fn grant(&mut self, record: &'a HistoryRecord) {
+    fn replay_grant(&mut self, record: &'a HistoryRecord) {
         if self.ended.contains_key(&record.lease) {
-            self.say(record, "was granted after its end");
+            self.report(record, "was granted after its end");
         }
         match record.token {
-            None => self.say(record, "was granted without a token"),
+            None => self.report(record, "was granted without a token"),
             Some(token) if token <= self.last_token => {
-                self.say(record, &format!("got token {token} after token {} was given out", self.last_token));
+                self.report(record, &format!("got token {token} after token {} was granted", self.last_token));
             }
             Some(token) => self.last_token = token,
         }
         if self.held.insert(record.lease, record).is_some() {
-            self.say(record, "was granted twice");
+            self.report(record, "was granted twice");
             return;
         }
         for device in &record.devices {
-            self.promise(record, device);
+            self.add_promise(record, device);
         }
     }
 
-    fn promise(&mut self, record: &HistoryRecord, device: &'a HistoryDevice) {
+    fn add_promise(&mut self, record: &HistoryRecord, device: &'a HistoryDevice) {
         let promised = self.devices.entry(&device.uuid).or_default();
         promised.thousandths += thousandths(device);
         promised.memory_mib += device.memory_mib;
         let promised = *promised;
         if promised.thousandths > WHOLE {
             let what = format!("made GPU {} promised to {} thousandths", device.gpu_id, promised.thousandths);
-            self.say(record, &what);
+            self.report(record, &what);
         }
         if let Some(most) = self.memory_mib.get(&device.uuid).filter(|most| promised.memory_mib > **most) {
             let what = format!("made GPU {} promised to {} of {most} MiB", device.gpu_id, promised.memory_mib);
-            self.say(record, &what);
+            self.report(record, &what);
         }
     }
 
-    fn end(&mut self, record: &'a HistoryRecord) {
+    fn replay_end(&mut self, record: &'a HistoryRecord) {
         if self.ended.insert(record.lease, record).is_some() {
-            self.say(record, "ended twice");
+            self.report(record, "ended twice");
             return;
         }
         let Some(granted) = self.held.remove(&record.lease) else {
             if record.token.is_some() {
-                self.say(record, "ended with a token, and was never granted");
+                self.report(record, "ended with a token, and was never granted");
             }
             return;
         };
         if granted.token != record.token {
-            self.say(record, &format!("was granted with token {:?} and ended with {:?}", granted.token, record.token));
+            self.report(
+                record,
+                &format!("was granted with token {:?} and ended with {:?}", granted.token, record.token),
+            );
         }
         if granted.devices != record.devices {
-            self.say(record, "ended with other devices than it was granted");
+            self.report(record, "ended with other devices than it was granted");
         }
         for device in &granted.devices {
             if let Some(promised) = self.devices.get_mut(device.uuid.as_str()) {
@@ -217,36 +220,36 @@ impl<'a> Trail<'a> {
         }
     }
 
-    /// What clients were told must be what is written.
-    fn compare(&mut self, seen: &ClientObservations, active: &BTreeSet<u64>) {
+    /// Compares the observations of clients with the trail.
+    fn check_observations(&mut self, observed: &ClientObservations, active: &BTreeSet<u64>) {
         let held: BTreeSet<u64> = self.held.keys().copied().collect();
         let mut wrong: Vec<String> = Vec::new();
         wrong.extend(held.difference(active).map(|id| format!("lease {id} was lost: granted, not ended, not active")));
         wrong.extend(active.difference(&held).map(|id| format!("lease {id} is active and not granted in the trail")));
-        for (lease, token) in &seen.granted {
+        for (lease, token) in &observed.granted {
             let written = self.held.get(lease).or_else(|| self.ended.get(lease)).and_then(|record| record.token);
             if written != Some(*token) {
-                wrong.push(format!("lease {lease} was granted with token {token}, and the trail says {written:?}"));
+                wrong.push(format!("lease {lease} was granted with token {token}, but the trail has {written:?}"));
             }
         }
-        for lease in &seen.released {
+        for lease in &observed.released {
             if self.held.contains_key(lease) || active.contains(lease) {
-                wrong.push(format!("lease {lease} was released and lives"));
+                wrong.push(format!("lease {lease} was released and is still held"));
             }
         }
         let mut leases_of: BTreeMap<&str, u64> = BTreeMap::new();
-        for (key, lease) in &seen.keyed {
+        for (key, lease) in &observed.keyed {
             let first = *leases_of.entry(key).or_insert(*lease);
             if first != *lease {
-                wrong.push(format!("the key {key} got lease {first} and lease {lease}"));
+                wrong.push(format!("key {key} got lease {first} and lease {lease}"));
             }
         }
         self.found.extend(wrong.into_iter().map(AuditViolation));
     }
 
-    fn say(&mut self, record: &HistoryRecord, what: &str) {
-        let said = format!("lease {} {what} (at {}, owner {})", record.lease, record.at, record.owner);
-        self.found.push(AuditViolation(said));
+    fn report(&mut self, record: &HistoryRecord, what: &str) {
+        let text = format!("lease {} {what} (at {}, owner {})", record.lease, record.at, record.owner);
+        self.found.push(AuditViolation(text));
     }
 }
 

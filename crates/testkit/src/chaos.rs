@@ -1,29 +1,29 @@
-//! How large and long a chaos is, and how to see it again.
+//! Size and duration of a chaos test, and the command that repeats it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A run of chaos: as large and long as a test has it, or as the environment says. Where the test fails, it says how to see it
-/// again.
+/// Size and duration of a chaos test, by default or from the environment. If the test fails, the command that repeats
+/// it is printed.
 #[derive(Debug)]
 pub struct ChaosRun {
     story: &'static str,
-    /// How many take part.
+    /// Number of participants.
     pub clients: u64,
-    /// For how long.
+    /// Duration in seconds.
     pub secs: u64,
-    /// What its choices come from.
+    /// Seed of all choices.
     pub seed: u64,
 }
 
 impl ChaosRun {
-    /// A run of the chaos in this test program.
+    /// Creates a run for the chaos test in this test program.
     pub fn new(story: &'static str, clients: u64, secs: u64) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
         Self {
             story,
-            clients: set("GPUPOOL_CHAOS_CLIENTS", clients),
-            secs: set("GPUPOOL_CHAOS_SECS", secs),
-            seed: set("GPUPOOL_CHAOS_SEED", now.into()),
+            clients: read_variable("GPUPOOL_CHAOS_CLIENTS", clients),
+            secs: read_variable("GPUPOOL_CHAOS_SECS", secs),
+            seed: read_variable("GPUPOOL_CHAOS_SEED", now.into()),
         }
     }
 }
@@ -40,7 +40,7 @@ impl Drop for ChaosRun {
     }
 }
 
-fn set(variable: &str, default: u64) -> u64 {
+fn read_variable(variable: &str, default: u64) -> u64 {
     let Ok(text) = std::env::var(variable) else { return default };
-    text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and must be a whole number"))
+    text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}; it must be a whole number"))
 }

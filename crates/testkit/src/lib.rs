@@ -1,30 +1,30 @@
-//! For tests: starts real agents on free ports, waits on what they tell, and audits what they did.
+//! For tests: starts real agents on free ports, waits for their events, and audits their records.
 //!
-//! [`TestAgent`] runs the `gpupool` binary; [`EventWatcher`] waits for events; [`audit`] finds in the audit trail what must never
-//! happen. Everything panics with what is needed to see the failure again: the command, and what the agent said.
+//! [`TestAgent`] runs the `gpupool` binary; [`EventWatcher`] waits for events; [`audit`] finds violations in the audit
+//! trail. Each panic shows how to repeat the failure: the command and the agent's output.
 
 mod agent;
+mod agent_process;
 pub mod audit;
-mod chance;
 mod chaos;
-mod process;
+mod event_watcher;
 mod proxy;
+mod seeded_rng;
 #[path = "../../../tests/skipped.rs"]
 mod skipped;
-mod watch;
 
 pub use agent::{TestAgent, TestAgentBuilder};
+pub use agent_process::gpupool_binary;
 pub use audit::{AuditViolation, ClientObservations, TrailAudit};
-pub use chance::SeededRng;
 pub use chaos::ChaosRun;
-pub use process::gpupool_binary;
+pub use event_watcher::{EventWatcher, eventually, within_deadline};
 pub use proxy::{FaultProxy, ProxyMode};
+pub use seeded_rng::SeededRng;
 pub use skipped::skipped;
-pub use watch::{EventWatcher, eventually, within_deadline};
 
 use std::time::Duration;
 
-/// No wait in a test takes this long; one that does has failed.
+/// Maximum duration of any wait in a test.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// Lines of an agent's output that are kept.
+/// Retained lines of an agent's output.
 const LOG_LINES: usize = 2_000;

@@ -1,7 +1,6 @@
-//! A network path to an agent that goes wrong on demand: real connections, real bytes, faults switched on and off.
+//! A network path to an agent with faults on demand, over real connections.
 //!
-//! What is switched takes hold at once, also of connections that are open and of answers that are waited for. Ends with the
-//! proxy.
+//! A change of mode takes effect at once, also for open connections and pending responses. Ends with the proxy.
 
 use std::time::Duration;
 
@@ -11,24 +10,24 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What the path does.
+/// Behaviour of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// Lets everything through.
+    /// Forwards everything.
     Good,
-    /// Lets everything through, each piece so much later.
+    /// Forwards everything with this delay for each piece.
     Slow(Duration),
-    /// Swallows everything.
+    /// Discards everything.
     Silent,
-    /// Breaks every connection.
+    /// Resets every connection.
     Reset,
-    /// Answers everything with this status and no more.
+    /// Responds to everything with this status and nothing else.
     Status(u16),
-    /// Answers everything with what is not HTTP.
+    /// Responds to everything with bytes that are not HTTP.
     Garbage,
-    /// Lets questions through, and half of each answer.
+    /// Forwards requests and half of each response.
     HalfAnswers,
-    /// Lets statistics through, and says of `/v1` what a server says that has no such routes.
+    /// Forwards statistics, and responds to `/v1` like a server without these routes.
     StatisticsOnly,
 }
 
@@ -36,33 +35,33 @@ pub enum ProxyMode {
 #[derive(Debug)]
 pub struct FaultProxy {
     address: String,
-    path: watch::Sender<ProxyMode>,
+    mode: watch::Sender<ProxyMode>,
     task: JoinHandle<()>,
 }
 
 impl FaultProxy {
-    /// A good path to `port` of this machine.
+    /// Starts a good path to `port` of this machine.
     pub async fn start(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let address = format!("http://{}", listener.local_addr().expect("a port that listens has an address"));
-        let path = watch::Sender::new(ProxyMode::Good);
-        let told = path.subscribe();
+        let address = format!("http://{}", listener.local_addr().expect("the address of the listener"));
+        let mode = watch::Sender::new(ProxyMode::Good);
+        let current_mode = mode.subscribe();
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(carry(client, port, told.clone()));
+                tokio::spawn(forward_connection(client, port, current_mode.clone()));
             }
         });
-        Self { address, path, task }
+        Self { address, mode, task }
     }
 
-    /// Where it listens.
+    /// Returns the address of the proxy.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Makes the path so, from now on.
-    pub fn set_mode(&self, path: ProxyMode) {
-        self.path.send_replace(path);
+    /// Sets the mode from now on.
+    pub fn set_mode(&self, mode: ProxyMode) {
+        self.mode.send_replace(mode);
     }
 }
 
@@ -72,71 +71,72 @@ impl Drop for FaultProxy {
     }
 }
 
-async fn carry(client: TcpStream, port: u16, mut path: watch::Receiver<ProxyMode>) {
+async fn forward_connection(client: TcpStream, port: u16, mut mode: watch::Receiver<ProxyMode>) {
     let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else {
-        reset(client);
+        reset_connection(client);
         return;
     };
-    let began = *path.borrow_and_update();
+    let began = *mode.borrow_and_update();
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
-    let is_over = {
-        let there = questions(&mut from_client, &mut to_server, path.clone());
-        let back = answers(&mut from_server, &mut to_client, path.clone());
-        let turned = async {
-            // An open connection does not survive a path that turns bad.
-            let turned = path.wait_for(|now| *now != began && matches!(now, ProxyMode::Reset)).await.is_ok();
+    let outcome = {
+        let requests = forward_requests(&mut from_client, &mut to_server, mode.clone());
+        let responses = forward_responses(&mut from_server, &mut to_client, mode.clone());
+        let mode_change = async {
+            // An open connection does not survive a change to `Reset`.
+            let turned = mode.wait_for(|now| *now != began && matches!(now, ProxyMode::Reset)).await.is_ok();
             if !turned {
                 std::future::pending::<()>().await;
             }
         };
         tokio::select! {
-            said = there => said,
-            () = back => None,
-            () = turned => Some(Said::Break),
+            reply = requests => reply,
+            () = responses => None,
+            () = mode_change => Some(ProxyReply::Break),
         }
     };
-    match is_over {
+    match outcome {
         None => {}
-        Some(Said::Answer(bytes)) => {
+        Some(ProxyReply::Response(bytes)) => {
             let _ = to_client.write_all(&bytes).await;
-            // Read to the end: closing with bytes unread would break the connection before the answer is read.
+            // Read to the end: closing with unread bytes would reset the connection before the client reads the
+            // response.
             let _ = tokio::time::timeout(Duration::from_secs(1), from_client.read(&mut [0; 1024])).await;
         }
-        Some(Said::Nothing) => while matches!(from_client.read(&mut [0; 4096]).await, Ok(n) if n > 0) {},
-        Some(Said::Break) => {
+        Some(ProxyReply::Nothing) => while matches!(from_client.read(&mut [0; 4096]).await, Ok(n) if n > 0) {},
+        Some(ProxyReply::Break) => {
             if let Ok(client) = from_client.reunite(to_client) {
-                reset(client);
+                reset_connection(client);
             }
         }
     }
 }
 
-/// What the path says in place of the server.
-enum Said {
-    Answer(Vec<u8>),
+/// Reply of the proxy in place of the server.
+enum ProxyReply {
+    Response(Vec<u8>),
     Nothing,
     Break,
 }
 
-async fn questions(
+async fn forward_requests(
     from: &mut OwnedReadHalf,
     to: &mut OwnedWriteHalf,
-    path: watch::Receiver<ProxyMode>,
-) -> Option<Said> {
+    mode: watch::Receiver<ProxyMode>,
+) -> Option<ProxyReply> {
     let mut bytes = vec![0; 64 * 1024];
     loop {
         let read = from.read(&mut bytes).await.ok().filter(|read| *read > 0)?;
-        let now = *path.borrow();
+        let now = *mode.borrow();
         match now {
             ProxyMode::Good | ProxyMode::HalfAnswers => {}
             ProxyMode::Slow(by) => tokio::time::sleep(by).await,
-            ProxyMode::Silent => return Some(Said::Nothing),
-            ProxyMode::Reset => return Some(Said::Break),
-            ProxyMode::Status(status) => return Some(Said::Answer(answer(status, ""))),
-            ProxyMode::Garbage => return Some(Said::Answer(b"\x16\x03\x01 is this yours?\r\n\r\n".to_vec())),
+            ProxyMode::Silent => return Some(ProxyReply::Nothing),
+            ProxyMode::Reset => return Some(ProxyReply::Break),
+            ProxyMode::Status(status) => return Some(ProxyReply::Response(http_response(status, ""))),
+            ProxyMode::Garbage => return Some(ProxyReply::Response(b"\x16\x03\x01 is this yours?\r\n\r\n".to_vec())),
             ProxyMode::StatisticsOnly if bytes[..read].split(|byte| *byte == b' ').nth(1).is_some_and(is_v1) => {
-                return Some(Said::Answer(answer(404, r#"{"detail":"Not Found"}"#)));
+                return Some(ProxyReply::Response(http_response(404, r#"{"detail":"Not Found"}"#)));
             }
             ProxyMode::StatisticsOnly => {}
         }
@@ -144,18 +144,18 @@ async fn questions(
     }
 }
 
-async fn answers(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, path: watch::Receiver<ProxyMode>) {
+async fn forward_responses(from: &mut OwnedReadHalf, to: &mut OwnedWriteHalf, mode: watch::Receiver<ProxyMode>) {
     let mut bytes = vec![0; 64 * 1024];
     loop {
         let Some(read) = from.read(&mut bytes).await.ok().filter(|read| *read > 0) else { return };
-        let now = *path.borrow();
+        let now = *mode.borrow();
         match now {
             ProxyMode::Slow(by) => tokio::time::sleep(by).await,
             ProxyMode::HalfAnswers => {
                 let _ = to.write_all(&bytes[..read / 2]).await;
                 return;
             }
-            // Swallowed, and the one who asked goes on waiting.
+            // Discarded; the client keeps waiting.
             ProxyMode::Silent => std::future::pending().await,
             _ => {}
         }
@@ -169,14 +169,14 @@ fn is_v1(route: &[u8]) -> bool {
     route.starts_with(b"/v1")
 }
 
-fn answer(status: u16, body: &str) -> Vec<u8> {
+fn http_response(status: u16, body: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n");
     format!("{head}connection: close\r\n\r\n{body}").into_bytes()
 }
 
-fn reset(client: TcpStream) {
-    // Closed without lingering, a connection is reset.
+fn reset_connection(client: TcpStream) {
+    // A connection closed without lingering is reset.
     let _ = client.set_zero_linger();
     drop(client);
 }

@@ -1,4 +1,4 @@
-//! What happens in a run, as Python is told: tuples of
+//! Events of a run for Python, as tuples
 //! `(kind, task_id, worker_id, value, started_at, finished_at)`.
 
 use std::collections::HashMap;
@@ -13,18 +13,18 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{IntoPyObjectExt, intern};
 
-use super::Run;
-use super::gpus::News;
-use crate::worker::told;
+use super::PyRun;
+use super::gpu_leases::GpuNotice;
+use crate::task_worker::format_exception;
 
-/// Tells times as Python has them: seconds since 1970.
+/// Converts instants to Python's time: seconds since 1970.
 #[derive(Debug)]
-pub(super) struct Clock {
+pub(super) struct EpochClock {
     instant: Instant,
     time: f64,
 }
 
-impl Clock {
+impl EpochClock {
     pub fn now() -> Self {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Self { instant: Instant::now(), time: time.as_secs_f64() }
@@ -36,34 +36,34 @@ impl Clock {
     }
 }
 
-impl News {
-    pub fn tell(self, py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+impl GpuNotice {
+    pub fn into_tuple(self, py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
         let none = py.None();
         let value = (self.gpu_id, self.text).into_pyobject(py)?;
         (self.kind, &none, self.worker, value, &none, &none).into_pyobject(py)
     }
 }
 
-impl Run {
-    /// The tuple of an event.
-    pub(super) fn tell<'py>(&self, py: Python<'py>, event: RunEvent) -> PyResult<Bound<'py, PyTuple>> {
+impl PyRun {
+    /// Converts an event to a tuple.
+    pub(super) fn event_tuple<'py>(&self, py: Python<'py>, event: RunEvent) -> PyResult<Bound<'py, PyTuple>> {
         let none = py.None();
         match event {
-            RunEvent::TaskEnded(over) => self.over(py, over),
+            RunEvent::TaskEnded(over) => self.task_end_tuple(py, over),
             RunEvent::TaskStarted { task, worker, at } => {
                 (intern!(py, "started"), self.place(task), worker.0, &none, self.clock.time(at), &none)
                     .into_pyobject(py)
             }
             RunEvent::TaskRetried { task, worker, outcome } => {
-                let (kind, value) = self.outcome(py, &outcome)?;
+                let (kind, value) = self.outcome_value(py, &outcome)?;
                 let value = (kind, value).into_pyobject(py)?;
                 (intern!(py, "retried"), self.place(task), worker.0, value, &none, &none).into_pyobject(py)
             }
-            RunEvent::WorkerReady { worker } => of_worker(py, "ready", worker.0, ""),
-            RunEvent::WorkerSetupFailed { worker, why } => of_worker(py, "setup_failed", worker.0, &why),
-            RunEvent::WorkerCleanupFailed { worker, why } => of_worker(py, "cleanup_failed", worker.0, &why),
+            RunEvent::WorkerReady { worker } => worker_tuple(py, "ready", worker.0, ""),
+            RunEvent::WorkerSetupFailed { worker, why } => worker_tuple(py, "setup_failed", worker.0, &why),
+            RunEvent::WorkerCleanupFailed { worker, why } => worker_tuple(py, "cleanup_failed", worker.0, &why),
             RunEvent::WorkerGone { worker, cause, output_tail, is_last } => {
-                self.carrier.bury();
+                self.codec.reclaim_dead();
                 let value = (cause.to_string(), output_tail.to_string(), is_last).into_pyobject(py)?;
                 (intern!(py, "gone"), &none, worker.0, value, &none, &none).into_pyobject(py)
             }
@@ -73,33 +73,33 @@ impl Run {
         }
     }
 
-    /// A task's place in the source: its number, unless an earlier run did some.
+    /// Returns a task's position in the source: its number, unless an earlier run finished some.
     fn place(&self, task: TaskId) -> u64 {
         self.log.as_ref().and_then(|log| log.place(task)).unwrap_or(task.0)
     }
 
-    fn over<'py>(&self, py: Python<'py>, over: TaskEnd) -> PyResult<Bound<'py, PyTuple>> {
-        let (kind, value) = self.outcome(py, &over.outcome)?;
-        self.carrier.is_over(&self.loans.remove(over.task));
+    fn task_end_tuple<'py>(&self, py: Python<'py>, over: TaskEnd) -> PyResult<Bound<'py, PyTuple>> {
+        let (kind, value) = self.outcome_value(py, &over.outcome)?;
+        self.codec.release_untaken(&self.loans.remove(over.task));
         let place = self.place(over.task);
         if let Some(log) = &self.log {
-            log.over(&over);
+            log.record_end(&over);
         }
         let started = over.started.map(|started| self.clock.time(started));
         let worker = over.worker.map(|worker| worker.0);
         (kind, place, worker, value, started, self.clock.time(over.finished)).into_pyobject(py)
     }
 
-    /// A result that cannot be unpacked here is a failure.
-    fn outcome<'py>(
+    /// Converts an outcome; a result that cannot be unpacked is a failure.
+    fn outcome_value<'py>(
         &self,
         py: Python<'py>,
         outcome: &TaskOutcome,
     ) -> PyResult<(&Bound<'py, pyo3::types::PyString>, Bound<'py, PyAny>)> {
         Ok(match outcome {
-            TaskOutcome::Done(payload) => match self.carrier.unpack(py, payload) {
+            TaskOutcome::Done(payload) => match self.codec.unpack(py, payload) {
                 Ok(value) => (intern!(py, "done"), value),
-                Err(error) => (intern!(py, "failed"), told(py, &error).into_bound_py_any(py)?),
+                Err(error) => (intern!(py, "failed"), format_exception(py, &error).into_bound_py_any(py)?),
             },
             TaskOutcome::Failed(why) => (intern!(py, "failed"), String::from_utf8_lossy(why).into_bound_py_any(py)?),
             TaskOutcome::TimedOut(limit) => (intern!(py, "timed_out"), limit.as_secs_f64().into_bound_py_any(py)?),
@@ -109,60 +109,60 @@ impl Run {
     }
 }
 
-fn of_worker<'py>(py: Python<'py>, kind: &str, worker: u32, why: &str) -> PyResult<Bound<'py, PyTuple>> {
+fn worker_tuple<'py>(py: Python<'py>, kind: &str, worker: u32, why: &str) -> PyResult<Bound<'py, PyTuple>> {
     let none = py.None();
     (kind, &none, worker, why, &none, &none).into_pyobject(py)
 }
 
-// The job log of a run: which tasks an earlier run did, and what becomes of those of this one.
+// The job log of a run: tasks finished by an earlier run, and the outcomes of this one.
 //
-// A task is logged when its callback has come back, so that none is taken for done whose result nobody got.
+// A task is logged after its callback returned, so that no task counts as finished without its result being delivered.
 
-/// What is known of the log, by the thread that feeds and the one that takes events.
+/// Job log, shared by the thread that submits tasks and the thread that takes events.
 #[derive(Debug)]
-pub(super) struct Log {
-    /// What stands for the command.
+pub(super) struct RunLog {
+    /// Text in the command column.
     name: String,
     finished: Mutex<FinishedTasks>,
-    books: Mutex<Books>,
+    state: Mutex<RunLogState>,
 }
 
 #[derive(Debug)]
-struct Books {
+struct RunLogState {
     file: Option<JobLog>,
-    /// Tasks' places in the source, by their numbers in this run.
+    /// Positions in the source by task number of this run.
     places: HashMap<TaskId, u64>,
-    /// Over, and not logged yet. The command is added then.
-    told: Vec<JobLogEntry<'static>>,
+    /// Finished tasks that are not logged yet; the command is added later.
+    pending: Vec<JobLogEntry<'static>>,
 }
 
-impl Log {
-    /// Goes on with a log, or begins one. What failed is done again.
+impl RunLog {
+    /// Resumes or creates a log. Failed tasks run again.
     pub fn open(path: &Path, name: String) -> Result<Self, JobLogError> {
         let (file, finished) = JobLog::resume(path, RerunPolicy::Failed)?;
-        let books = Books { file: Some(file), places: HashMap::new(), told: Vec::new() };
-        Ok(Self { name, finished: Mutex::new(finished), books: Mutex::new(books) })
+        let state = RunLogState { file: Some(file), places: HashMap::new(), pending: Vec::new() };
+        Ok(Self { name, finished: Mutex::new(finished), state: Mutex::new(state) })
     }
 
-    /// Whether an earlier run did the task at this place of the source.
-    pub fn has(&self, place: u64) -> Result<bool, JobLogError> {
+    /// Whether an earlier run finished the task at this position of the source.
+    pub fn is_done(&self, place: u64) -> Result<bool, JobLogError> {
         lock(&self.finished).contains(place + 1, self.name.as_bytes())
     }
 
-    /// The task of this number is at that place of the source.
-    pub fn put(&self, task: TaskId, place: u64) {
-        lock(&self.books).places.insert(task, place);
+    /// Records the position of a task in the source.
+    pub fn record_place(&self, task: TaskId, place: u64) {
+        lock(&self.state).places.insert(task, place);
     }
 
-    /// The place of a task.
+    /// Returns the position of a task.
     pub fn place(&self, task: TaskId) -> Option<u64> {
-        lock(&self.books).places.get(&task).copied()
+        lock(&self.state).places.get(&task).copied()
     }
 
-    /// A task is over. It is logged by [`Log::write`].
-    pub fn over(&self, over: &TaskEnd) {
-        let mut books = lock(&self.books);
-        let Some(place) = books.places.remove(&over.task) else { return };
+    /// Records the end of a task for [`RunLog::write`].
+    pub fn record_end(&self, over: &TaskEnd) {
+        let mut state = lock(&self.state);
+        let Some(place) = state.places.remove(&over.task) else { return };
         let took = over.started.map_or(Duration::ZERO, |started| over.finished.saturating_duration_since(started));
         let started = SystemTime::now().checked_sub(took + over.finished.elapsed()).unwrap_or(SystemTime::UNIX_EPOCH);
         let (received, exit_code, signal) = match &over.outcome {
@@ -175,29 +175,29 @@ impl Log {
             TaskOutcome::Cancelled => return,
         };
         let (seq, command) = (place + 1, b"");
-        books.told.push(JobLogEntry { seq, started, took, received, exit_code, signal, command });
+        state.pending.push(JobLogEntry { seq, started, took, received, exit_code, signal, command });
     }
 
-    /// The callbacks of all that is over have come back.
+    /// Writes all recorded ends; their callbacks have returned.
     pub fn write(&self) -> Result<(), JobLogError> {
-        let mut books = lock(&self.books);
-        let Books { file, told, .. } = &mut *books;
+        let mut state = lock(&self.state);
+        let RunLogState { file, pending, .. } = &mut *state;
         let Some(file) = file else { return Ok(()) };
-        for ended in told.drain(..) {
+        for ended in pending.drain(..) {
             file.append(&JobLogEntry { command: self.name.as_bytes(), ..ended })?;
         }
         Ok(())
     }
 
-    /// What was not written is not: its callbacks did not come back.
+    /// Discards the recorded ends: their callbacks did not return.
     pub fn forget(&self) {
-        lock(&self.books).told.clear();
+        lock(&self.state).pending.clear();
     }
 
-    /// All is over: waits until it is on the disk.
+    /// Closes the log and waits until it is on disk.
     pub fn finish(&self) -> Result<(), JobLogError> {
         self.write()?;
-        let file = lock(&self.books).file.take();
+        let file = lock(&self.state).file.take();
         file.map_or(Ok(()), JobLog::finish)
     }
 }

@@ -1,10 +1,10 @@
 //! A run of the dispatcher, for `gpu_dispatch`.
 //!
-//! The thread of the run takes events ([`Run::events`]); another one feeds ([`Run::put`]). Both hold the interpreter only while
-//! they deal with Python values.
+//! One thread takes events ([`PyRun::events`]); another one submits tasks ([`PyRun::put`]). Both hold the interpreter
+//! only while they handle Python values.
 
 mod events;
-mod gpus;
+mod gpu_leases;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -22,82 +22,83 @@ use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::carry::{Carrier, Main, Packed, Pickle};
-use crate::memory::{self, Lent};
-use crate::values::to_python;
-use crate::worker::told;
-use events::{Clock, Log};
-use gpus::{Board, Gpus};
+use crate::conversion::to_python;
+use crate::shared_memory::{self, LentSlot};
+use crate::task_worker::format_exception;
+use crate::value_codec::{MainModuleMode, PackedValue, Pickler, ValueCodec};
+use events::{EpochClock, RunLog};
+use gpu_leases::{GpuNotices, LeasedGpus};
 
-/// How long a run may last whose end is waited for without its events being wanted.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Maximum wait for an event before control returns to Python.
+const EVENT_WAIT: Duration = Duration::from_secs(1);
 
-/// A run. What is not over when it goes is cancelled, and no process is left.
+/// A run. Dropping it cancels unfinished tasks and leaves no process.
 #[pyclass(frozen, name = "Run")]
-pub(crate) struct Run {
-    /// Until it is finished. The GPUs are given back after the workers are gone.
-    running: Mutex<Option<(Dispatcher, Option<Gpus>)>>,
+pub(crate) struct PyRun {
+    /// `None` once finished. The GPUs are released after the workers are gone.
+    running: Mutex<Option<(Dispatcher, Option<LeasedGpus>)>>,
     remote: RunHandle,
-    carrier: Carrier,
-    loans: Loans,
-    /// How many of the source were read, those that were done in an earlier run included.
+    codec: ValueCodec,
+    loans: TaskLoans,
+    /// Number of items read from the source, including those finished in an earlier run.
     read: AtomicU64,
-    /// How many tasks were put.
+    /// Number of submitted tasks.
     put: AtomicU64,
-    log: Option<Log>,
-    board: Arc<Board>,
-    clock: Clock,
+    log: Option<RunLog>,
+    notices: Arc<GpuNotices>,
+    clock: EpochClock,
     process: u32,
 }
 
 #[pymethods]
-impl Run {
+impl PyRun {
     /// Starts the workers.
     #[new]
-    fn start(py: Python<'_>, wish: Wish) -> PyResult<Self> {
-        let memory = if wish.shares_memory { memory::create().ok() } else { None };
-        let main = if wish.by_value { Main::ByValue } else { Main::IsKnown };
-        let carrier = Carrier::new(Pickle::new(py, main)?, memory.clone())?;
+    fn start(py: Python<'_>, wish: RunSettings) -> PyResult<Self> {
+        let memory = if wish.shares_memory { shared_memory::create().ok() } else { None };
+        let main = if wish.by_value { MainModuleMode::ByValue } else { MainModuleMode::Known };
+        let codec = ValueCodec::new(Pickler::new(py, main)?, memory.clone())?;
         let mut plan = wish.plan()?;
         plan.memory = memory;
         let log = wish.log()?;
-        let dispatcher = py.detach(|| Dispatcher::start(plan)).map_err(of_plan)?;
-        let (remote, board) = (dispatcher.handle(), Arc::new(Board::default()));
-        let start = |(count, each)| Gpus::start(py, count, each, remote.clone(), Arc::clone(&board));
+        let dispatcher = py.detach(|| Dispatcher::start(plan)).map_err(plan_exception)?;
+        let (remote, notices) = (dispatcher.handle(), Arc::new(GpuNotices::default()));
+        let start = |(count, each)| LeasedGpus::start(py, count, each, remote.clone(), Arc::clone(&notices));
         let gpus = wish.gpus.map(start).transpose()?;
         Ok(Self {
             remote,
             running: Mutex::new(Some((dispatcher, gpus))),
-            carrier,
-            loans: Loans::default(),
+            codec,
+            loans: TaskLoans::default(),
             read: AtomicU64::new(0),
             put: AtomicU64::new(0),
             log,
-            board,
-            clock: Clock::now(),
+            notices,
+            clock: EpochClock::now(),
             process: std::process::id(),
         })
     }
 
-    /// Puts the next of the source, waiting for room; for one thread. `False` where nobody wants more.
+    /// Submits the next item of the source and waits for room; for one thread. `False` if no more are accepted.
     ///
-    /// The source is read in Python: a thread that the interpreter ends while it does must have nothing of ours below it.
+    /// Python reads the source: a thread that the interpreter terminates meanwhile must have no frames of ours on its
+    /// stack.
     fn put(&self, item: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = item.py();
         let place = self.read.fetch_add(1, Ordering::Relaxed);
         if let Some(log) = &self.log
-            && log.has(place).map_err(of_log)?
+            && log.is_done(place).map_err(log_exception)?
         {
             return Ok(true);
         }
-        let Packed { payload, lent } = self.packed(item);
-        // No other thread puts tasks, so this is the number the next one gets.
+        let PackedValue { payload, lent } = self.pack_task(item);
+        // No other thread submits tasks, so this is the number of the next task.
         let task = TaskId(self.put.fetch_add(1, Ordering::Relaxed));
         if let Some(log) = &self.log {
-            log.put(task, place);
+            log.record_place(task, place);
         }
         if !lent.is_empty() {
-            // Told of before it is put: it may be over before this thread goes on.
+            // Recorded before the submission: the task may end before this thread continues.
             py.detach(|| self.loans.add(task, lent));
         }
         let outcome = match self.remote.submit(payload.clone()) {
@@ -112,33 +113,33 @@ impl Run {
         Ok(true)
     }
 
-    /// No more tasks come.
+    /// Declares that no more tasks follow.
     fn close(&self) {
         self.remote.close();
     }
 
-    /// Ends everything now.
+    /// Cancels everything now.
     fn cancel(&self) {
         self.remote.cancel();
-        self.loans.end();
+        self.loans.close();
     }
 
-    /// Gives up what is not done; the workers clean up and end.
+    /// Abandons unfinished tasks; the workers clean up and end.
     fn stop(&self) {
         self.remote.stop();
-        self.loans.end();
+        self.loans.close();
     }
 
-    /// What happened, waiting for it: a list of tuples, empty after a while or a signal; `None` when all is over.
+    /// Waits for events: a list of tuples, empty after a while or a signal; `None` at the end of the run.
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
         self.check_process()?;
         if let Some(log) = &self.log {
-            log.write().map_err(of_log)?;
+            log.write().map_err(log_exception)?;
         }
         let waited = py.detach(|| {
             let mut running = lock(&self.running);
             let (dispatcher, _) = running.as_mut()?;
-            let Some(first) = dispatcher.next_event_timeout(LOOK_AGAIN) else {
+            let Some(first) = dispatcher.next_event_timeout(EVENT_WAIT) else {
                 return (!dispatcher.is_finished()).then(Vec::new);
             };
             let mut events = vec![first];
@@ -149,35 +150,35 @@ impl Run {
         });
         py.check_signals()?;
         let Some(events) = waited else { return Ok(None) };
-        let told = PyList::empty(py);
-        for news in self.board.take() {
-            told.append(news.tell(py)?)?;
+        let tuples = PyList::empty(py);
+        for notice in self.notices.take() {
+            tuples.append(notice.into_tuple(py)?)?;
         }
         for event in events {
-            told.append(self.tell(py, event)?)?;
+            tuples.append(self.event_tuple(py, event)?)?;
         }
-        Ok(Some(told))
+        Ok(Some(tuples))
     }
 
-    /// A callback did not come back: what it was told of is not logged.
+    /// Discards unlogged ends after a callback that did not return.
     fn forget(&self) {
         if let Some(log) = &self.log {
             log.forget();
         }
     }
 
-    /// How things stand.
+    /// Returns the statistics of the run.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.check_process()?;
         let stats = py.detach(|| self.remote.stats());
-        let told = to_python(py, &stats)?;
-        for (worker, known) in told.get_item("workers")?.try_iter()?.zip(&stats.workers) {
+        let stats_dict = to_python(py, &stats)?;
+        for (worker, known) in stats_dict.get_item("workers")?.try_iter()?.zip(&stats.workers) {
             worker?.set_item("task_since", known.task_since.map(|since| self.clock.time(since)))?;
         }
-        Ok(told)
+        Ok(stats_dict)
     }
 
-    /// All is over: `None`, or why the run could not go on, as (kind, text).
+    /// Finishes the run: `None`, or the reason why it could not continue, as (kind, text).
     fn finish(&self, py: Python<'_>) -> PyResult<Option<(&'static str, String)>> {
         self.check_process()?;
         let Some((dispatcher, gpus)) = lock(&self.running).take() else { return Ok(None) };
@@ -187,21 +188,24 @@ impl Run {
             finished
         });
         if let Some(log) = &self.log {
-            py.detach(|| log.finish()).map_err(of_log)?;
+            py.detach(|| log.finish()).map_err(log_exception)?;
         }
         Ok(match finished {
-            Ok(_) => self.board.failure().map(|why| ("gpus", why)),
+            Ok(_) => self.notices.failure().map(|why| ("gpus", why)),
             Err(error @ DispatchError::AllFailedSetup { .. }) => Some(("setup", error.to_string())),
             Err(error) => Some(("other", error.to_string())),
         })
     }
 }
 
-impl Run {
-    /// A value that cannot be packed is a task that fails: its worker says why.
-    fn packed(&self, item: &Bound<'_, PyAny>) -> Packed {
-        self.carrier.pack(item).unwrap_or_else(|error| Packed {
-            payload: Carrier::excuse(&format!("the task cannot be pickled:\n{}", told(item.py(), &error))),
+impl PyRun {
+    /// Packs a task. If that fails, the task itself fails in the worker with the reason.
+    fn pack_task(&self, item: &Bound<'_, PyAny>) -> PackedValue {
+        self.codec.pack(item).unwrap_or_else(|error| PackedValue {
+            payload: ValueCodec::pack_error(&format!(
+                "the task cannot be pickled:\n{}",
+                format_exception(item.py(), &error)
+            )),
             lent: Vec::new(),
         })
     }
@@ -210,50 +214,50 @@ impl Run {
         if self.process == std::process::id() {
             return Ok(());
         }
-        Err(PyRuntimeError::new_err("this run was started by another process, of which this one is a copy"))
+        Err(PyRuntimeError::new_err("this run was started by another process (before a fork)"))
     }
 }
 
-impl Drop for Run {
+impl Drop for PyRun {
     fn drop(&mut self) {
         let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if self.process != std::process::id() {
-            // A forked child has none of its threads, and its workers are the parent's.
+            // A forked child has none of the run's threads, and the workers belong to the parent.
             std::mem::forget(running);
             return;
         }
-        self.loans.end();
-        // It waits for processes to end, and needs nothing of Python for that.
+        self.loans.close();
+        // The drop waits for processes to end and does not need Python.
         Python::try_attach(|py| py.detach(|| drop(running)));
     }
 }
 
-fn of_log(error: JobLogError) -> PyErr {
+fn log_exception(error: JobLogError) -> PyErr {
     match error {
         JobLogError::File { .. } => PyOSError::new_err(error.to_string()),
         other => PyValueError::new_err(other.to_string()),
     }
 }
 
-fn of_plan(error: DispatchError) -> PyErr {
+fn plan_exception(error: DispatchError) -> PyErr {
     match error {
         DispatchError::Plan { .. } => PyValueError::new_err(error.to_string()),
         other => PyRuntimeError::new_err(other.to_string()),
     }
 }
 
-// A plan as Python asks for it.
+// The plan of a run from Python.
 
-/// What `gpu_dispatch` asks for; the attributes of an object.
+/// Settings of a run: the attributes of an object.
 #[derive(FromPyObject)]
-struct Wish {
+struct RunSettings {
     program: Vec<String>,
     environment: HashMap<String, String>,
     settings: String,
     helper: PathBuf,
     pub by_value: bool,
     pub shares_memory: bool,
-    /// Workers: the number of each, its GPUs, and what is set in its environment.
+    /// Workers: number, GPUs and environment variables of each.
     places: Vec<(u32, Vec<u32>, HashMap<String, String>)>,
     queue_size: usize,
     task_timeout: Option<f64>,
@@ -262,20 +266,20 @@ struct Wish {
     output: String,
     tell_started: bool,
     joblog: Option<PathBuf>,
-    /// What stands for the command in the job log.
+    /// Text in the command column of the job log.
     name: String,
-    /// GPUs of the pool: how many, and how many workers each has.
+    /// Leased GPUs: their number, and the workers on each.
     pub gpus: Option<(Option<usize>, u32)>,
 }
 
-impl Wish {
-    pub fn log(&self) -> PyResult<Option<Log>> {
-        self.joblog.as_deref().map(|path| Log::open(path, self.name.clone()).map_err(of_log)).transpose()
+impl RunSettings {
+    pub fn log(&self) -> PyResult<Option<RunLog>> {
+        self.joblog.as_deref().map(|path| RunLog::open(path, self.name.clone()).map_err(log_exception)).transpose()
     }
 
     pub fn plan(&self) -> PyResult<RunPlan> {
         let (program, arguments) =
-            self.program.split_first().ok_or_else(|| PyValueError::new_err("program: it is empty"))?;
+            self.program.split_first().ok_or_else(|| PyValueError::new_err("program is empty"))?;
         let mut program = WorkerProgram::native(program).args(arguments);
         for (name, value) in &self.environment {
             program = program.env(name, value);
@@ -316,54 +320,55 @@ fn seconds(what: &str, seconds: f64) -> PyResult<Duration> {
     time.ok_or_else(|| PyValueError::new_err(format!("{what} must be a positive number of seconds, got {seconds}")))
 }
 
-// Shared memory of tasks that are not over.
+// Shared memory of unfinished tasks.
 
-/// Bytes of shared memory for tasks that are not over. One that is larger goes alone.
-const LENT_BYTES: u64 = 256 << 20;
+/// Maximum bytes of shared memory for unfinished tasks. A larger task goes alone.
+const MAX_LENT_BYTES: u64 = 256 << 20;
 
-/// What is lent for tasks that are not over.
+/// Lent slots of unfinished tasks.
 #[derive(Debug, Default)]
-struct Loans {
-    books: Mutex<LoanBooks>,
+struct TaskLoans {
+    state: Mutex<TaskLoanState>,
     has_room: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct LoanBooks {
-    tasks: HashMap<TaskId, Vec<Lent>>,
+struct TaskLoanState {
+    tasks: HashMap<TaskId, Vec<LentSlot>>,
     bytes: u64,
     is_over: bool,
 }
 
-impl Loans {
-    /// Waits until there is room for what is lent for a task.
-    fn add(&self, task: TaskId, lent: Vec<Lent>) {
-        let bytes = bytes_of(&lent);
-        let is_full = |books: &mut LoanBooks| books.bytes > 0 && books.bytes + bytes > LENT_BYTES && !books.is_over;
-        let waited = self.has_room.wait_while(lock(&self.books), is_full);
-        let mut books = waited.unwrap_or_else(PoisonError::into_inner);
-        books.bytes += bytes;
-        books.tasks.insert(task, lent);
+impl TaskLoans {
+    /// Waits for room and records the slots lent for a task.
+    fn add(&self, task: TaskId, lent: Vec<LentSlot>) {
+        let bytes = lent_bytes(&lent);
+        let is_full =
+            |state: &mut TaskLoanState| state.bytes > 0 && state.bytes + bytes > MAX_LENT_BYTES && !state.is_over;
+        let waited = self.has_room.wait_while(lock(&self.state), is_full);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.bytes += bytes;
+        state.tasks.insert(task, lent);
     }
 
-    /// A task is over: what was lent for it.
-    pub fn remove(&self, task: TaskId) -> Vec<Lent> {
-        let mut books = lock(&self.books);
-        let lent = books.tasks.remove(&task).unwrap_or_default();
+    /// Removes a finished task and returns its slots.
+    pub fn remove(&self, task: TaskId) -> Vec<LentSlot> {
+        let mut state = lock(&self.state);
+        let lent = state.tasks.remove(&task).unwrap_or_default();
         if !lent.is_empty() {
-            books.bytes -= bytes_of(&lent);
+            state.bytes -= lent_bytes(&lent);
             self.has_room.notify_all();
         }
         lent
     }
 
-    /// Nobody waits any more.
-    fn end(&self) {
-        lock(&self.books).is_over = true;
+    /// Stops all waits.
+    fn close(&self) {
+        lock(&self.state).is_over = true;
         self.has_room.notify_all();
     }
 }
 
-fn bytes_of(lent: &[Lent]) -> u64 {
+fn lent_bytes(lent: &[LentSlot]) -> u64 {
     lent.iter().map(|lent| lent.slot.capacity).sum()
 }

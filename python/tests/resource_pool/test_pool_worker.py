@@ -144,7 +144,7 @@ def test_a_worker_released_at_work_is_replaced(pools: PoolTracker) -> None:
         async with pool.acquire_worker("next") as worker:
             assert worker.pid != first
         assert [entry.outcome for entry in pool.audit()] == ["abandoned", "released"]
-        with pytest.raises(RuntimeError, match="worker 0 was given back"):
+        with pytest.raises(RuntimeError, match="worker 0 was released"):
             await worker.run(int, "1")
 
     run_async(main())

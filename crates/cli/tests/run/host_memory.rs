@@ -59,7 +59,7 @@ async fn without_control_groups_the_command_and_its_orphans_are_polled() {
         line.args(["run", "--endpoint", &endpoint, "--host-memory", "128MiB", "--", "python3", "-c", hog]);
         let (code, _, messages) = BackgroundCommand::start(line).ended();
         assert_eq!(code, 137, "{messages}");
-        assert!(messages.contains("by looking every 10 ms to 1 s"), "{messages}");
+        assert!(messages.contains("by polling every 10 ms to 1 s"), "{messages}");
         assert!(messages.contains("the command was killed: it used"), "{messages}");
         assert_eq!(live_leases(&agent.client_unix()).await, []);
     }

@@ -5,11 +5,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod audit;
-#[path = "../../../testkit/src/chance.rs"]
-mod chance;
 mod event_counts;
 mod network;
 mod scenario;
+#[path = "../../../testkit/src/seeded_rng.rs"]
+mod seeded_rng;
 mod server_routes;
 mod simulated_server;
 

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::audit::InvariantAudit;
-use crate::chance::SeededRng;
+use crate::seeded_rng::SeededRng;
 use crate::server_routes;
 use crate::simulated_server::SimulatedServer;
 

@@ -13,9 +13,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::audit::{ClientHold, InvariantAudit};
-use crate::chance::SeededRng;
 use crate::event_counts::EventCounts;
 use crate::network::{ClientLifetime, FaultyNetwork, FaultyTransport, millis};
+use crate::seeded_rng::SeededRng;
 use crate::simulated_server::{Misreport, ServerKind, SimulatedServer};
 
 /// Longest ttl of a request.

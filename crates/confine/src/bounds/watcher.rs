@@ -1,4 +1,4 @@
-//! Taking jobs under watch and letting go of them, and the thread that looks after all of them, each when it is due.
+//! Adding and removing bounded jobs, and the thread that polls each of them when it is due.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,64 +7,64 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use super::look::{Table, Verdict, Watched};
+use super::job_monitor::{BoundsCheck, JobMonitor, SnapshotCache};
 use super::{BoundExceeded, BoundsEnforcement, EnforcementMethod, JobBounds, JobUsage};
-use crate::cgroup::{CgroupError, CgroupLimits, CgroupManager, CgroupMeter, Leftovers};
+use crate::cgroup::{CgroupError, CgroupLimits, CgroupManager, CgroupMeter, OrphanedCgroups};
 use crate::lock;
 use crate::process::ProcFs;
 use crate::spawn::{Job, StagedJob};
 
-/// One thread that looks after many jobs; ends when dropped.
+/// A thread that polls many jobs; ends when dropped.
 #[derive(Debug)]
 pub struct BoundsWatcher {
     cgroups: CgroupManager,
-    shared: Arc<Shared>,
+    queue: Arc<WatchQueue>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl BoundsWatcher {
-    /// Starts the thread. Groups for jobs are made by `cgroups`, where it can ([`CgroupManager::unavailable`]: none are made). Empty
-    /// groups of jobs whose program was killed are removed, a moment later.
+    /// Starts the thread. `cgroups` creates the cgroups of jobs, if it can ([`CgroupManager::unavailable`]: none).
+    /// Empty cgroups of jobs whose program was killed are removed a moment later.
     pub fn start(cgroups: CgroupManager) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let (for_thread, left_by_others) = (Arc::clone(&shared), cgroups.clone());
-        let watch = move || watch(&for_thread, &left_by_others);
+        let queue = Arc::new(WatchQueue::default());
+        let (for_thread, cleanup_cgroups) = (Arc::clone(&queue), cgroups.clone());
+        let watch = move || watch_jobs(&for_thread, &cleanup_cgroups);
         let thread = std::thread::Builder::new().name("gpupool-bounds".into()).spawn(watch)?;
-        Ok(Self { cgroups, shared, thread: Some(thread) })
+        Ok(Self { cgroups, queue, thread: Some(thread) })
     }
 }
 
 impl Drop for BoundsWatcher {
     fn drop(&mut self) {
-        lock(&self.shared.state).has_ended = true;
-        self.shared.changed.notify_all();
+        lock(&self.queue.state).has_ended = true;
+        self.queue.changed.notify_all();
         let Some(thread) = self.thread.take() else { return };
-        // Dropped by a callback, it must not wait for itself.
+        // A callback may drop the watcher: the thread must not wait for itself.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }
     }
 }
 
-/// A job that is held to its bounds. Dropping it stops the looking (a call of `on_excess` that has begun goes on); what
-/// the kernel keeps, it keeps until the job's end.
+/// A job with bounds. Dropping it stops the polling (a running call of `on_excess` continues); bounds enforced by the
+/// kernel stay until the job ends.
 #[derive(Debug)]
 pub struct BoundedJob {
-    shared: Arc<Shared>,
-    /// Under which number it is looked at, if it is.
+    queue: Arc<WatchQueue>,
+    /// Key in the watch queue, if the job is polled.
     key: Option<u64>,
-    watched: Arc<Mutex<Watched>>,
+    monitor: Arc<Mutex<JobMonitor>>,
     enforcement: BoundsEnforcement,
-    told: Arc<OnceLock<BoundExceeded>>,
+    reported: Arc<OnceLock<BoundExceeded>>,
     host_memory: Option<u64>,
 }
 
 impl BoundsWatcher {
-    /// Takes a job that does not run yet under watch, in a group of its own where one can be made. The name is that of
-    /// the group, and must be no other's.
+    /// Applies bounds to a prepared job, in a cgroup of its own if one can be created. The name is that of the cgroup
+    /// and must be unique.
     ///
-    /// `on_excess` is called at most once, on the watcher's thread, when the job passed a bound and still runs; the caller
-    /// then kills it. It must not take long, as no job is looked at meanwhile.
+    /// The watcher's thread calls `on_excess` at most once, when the job exceeds a bound and still runs; the caller
+    /// then kills the job. The call must be short, because no job is polled meanwhile.
     pub fn enforce_bounds(
         &self,
         prepared: &mut StagedJob,
@@ -72,57 +72,56 @@ impl BoundsWatcher {
         bounds: &JobBounds,
         on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
     ) -> BoundedJob {
-        let (meter, enforcement) = place(&self.cgroups, prepared, name, bounds);
-        let watched = Watched::new(prepared.id(), meter, bounds, &enforcement);
-        let needs_looks = watched.needs_looks();
-        let watched = Arc::new(Mutex::new(watched));
-        let told = Arc::new(OnceLock::new());
-        let tell = {
-            let told = Arc::clone(&told);
+        let (meter, enforcement) = confine_job(&self.cgroups, prepared, name, bounds);
+        let monitor = JobMonitor::new(prepared.id(), meter, bounds, &enforcement);
+        let needs_polling = monitor.needs_polling();
+        let monitor = Arc::new(Mutex::new(monitor));
+        let reported = Arc::new(OnceLock::new());
+        let on_excess = {
+            let reported = Arc::clone(&reported);
             Box::new(move |excess: BoundExceeded| {
-                let _ = told.set(excess.clone());
+                let _ = reported.set(excess.clone());
                 on_excess(excess);
             })
         };
-        let key = needs_looks.then(|| self.shared.add(Arc::clone(&watched), tell));
+        let key = needs_polling.then(|| self.queue.add(Arc::clone(&monitor), on_excess));
         BoundedJob {
-            shared: Arc::clone(&self.shared),
+            queue: Arc::clone(&self.queue),
             key,
-            watched,
+            monitor,
             enforcement,
-            told,
+            reported,
             host_memory: bounds.host_memory,
         }
     }
 }
 
 impl BoundedJob {
-    /// How each of its bounds is kept.
+    /// Returns the method that enforces each bound.
     pub fn enforcement(&self) -> &BoundsEnforcement {
         &self.enforcement
     }
 
-    /// What the job uses now. Without a group this looks through `/proc`, which takes about a millisecond, and longer the
-    /// more memory the job has.
+    /// Returns the job's current usage. Without a cgroup this scans `/proc`, which takes about a millisecond, and
+    /// longer the more memory the job has.
     pub fn usage(&self) -> JobUsage {
-        lock(&self.watched).usage(&mut Table::new(ProcFs::system()))
+        lock(&self.monitor).usage(&mut SnapshotCache::new(ProcFs::system()))
     }
 
-    /// Counts processor time from now on, so that the bound is for what comes. Without a group this looks through
-    /// `/proc`.
+    /// Restarts the count of CPU time, so that the bound applies from now on. Without a cgroup this scans `/proc`.
     pub fn restart_cpu_time(&self) {
-        lock(&self.watched).restart_time(&mut Table::new(ProcFs::system()));
+        lock(&self.monitor).restart_cpu_time(&mut SnapshotCache::new(ProcFs::system()));
     }
 
-    /// Which bound the job has passed so far, while it runs: what the watcher told, or will tell at its next look because
-    /// the kernel has killed one of its processes.
+    /// Returns the bound that the running job has exceeded so far: reported by the watcher, or about to be reported
+    /// because the kernel killed one of the job's processes.
     pub fn exceeded_bound(&self) -> Option<BoundExceeded> {
-        self.told.get().cloned().or_else(|| lock(&self.watched).killed_in_part())
+        self.reported.get().cloned().or_else(|| lock(&self.monitor).partial_oom_kill())
     }
 
-    /// Which bound the job passed, to be asked after its end: what the watcher told, or that the kernel killed it.
+    /// Returns the bound that the ended job exceeded: reported by the watcher, or because the kernel killed the job.
     pub fn exceeded_bound_at_end(&self, job: &Job) -> Option<BoundExceeded> {
-        if let Some(excess) = self.told.get() {
+        if let Some(excess) = self.reported.get() {
             return Some(excess.clone());
         }
         let allowed = self.host_memory.filter(|_| job.oom_kills() > 0)?;
@@ -133,19 +132,19 @@ impl BoundedJob {
 impl Drop for BoundedJob {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            self.shared.remove(key);
+            self.queue.remove(key);
         }
     }
 }
 
-/// Puts the job into a group where that is possible, and says what is in force.
-fn place(
+/// Puts the job into a cgroup if possible, and returns the enforcement in force.
+fn confine_job(
     cgroups: &CgroupManager,
     prepared: &mut StagedJob,
     name: &str,
     bounds: &JobBounds,
 ) -> (CgroupMeter, BoundsEnforcement) {
-    let (meter, mut enforcement, device_memory) = match into_group(cgroups, prepared, name, bounds) {
+    let (meter, mut enforcement, device_memory) = match join_new_cgroup(cgroups, prepared, name, bounds) {
         Ok((meter, device_memory)) => (meter, BoundsEnforcement::for_cgroups(cgroups), device_memory),
         Err(why) => (CgroupMeter::default(), BoundsEnforcement::for_cgroups(&CgroupManager::unavailable(why)), Ok(())),
     };
@@ -153,11 +152,11 @@ fn place(
     if let Err(error) = device_memory {
         enforcement.device_memory = Some(EnforcementMethod::Unenforced { why: error });
     }
-    (meter, enforcement.of_bounds(bounds))
+    (meter, enforcement.retain_bounds(bounds))
 }
 
-/// The group's meter and whether it limits the memory of devices; or why there is no group.
-fn into_group(
+/// Returns the cgroup's meter and whether device memory is limited, or the reason why there is no cgroup.
+fn join_new_cgroup(
     cgroups: &CgroupManager,
     prepared: &mut StagedJob,
     name: &str,
@@ -178,7 +177,7 @@ fn into_group(
     let meter = group.usage_meter();
     if let Err(error) = prepared.join_cgroup(group) {
         if let Ok(Some(group)) = cgroups.open(name) {
-            // Empty, and harmless where it stays.
+            // An empty cgroup is harmless if it stays.
             let _ = group.remove();
         }
         return Err(error.to_string());
@@ -186,61 +185,61 @@ fn into_group(
     Ok((meter, device_memory))
 }
 
-/// What the thread and those who add and remove jobs share: both sides only ever add, take or remove an entry.
+/// State shared by the thread and the users of the watcher: both sides only add, take or remove a job.
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct WatchQueue {
+    state: Mutex<WatchQueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    entries: HashMap<u64, Entry>,
+struct WatchQueueState {
+    jobs: HashMap<u64, WatchedJob>,
     next_key: u64,
     has_ended: bool,
 }
 
-struct Entry {
+struct WatchedJob {
     due: Instant,
-    /// How much earlier it may be looked at, to look at several at once.
-    early: Duration,
-    watched: Arc<Mutex<Watched>>,
-    tell: Box<dyn FnOnce(BoundExceeded) + Send>,
+    /// Time by which the poll may come earlier, so that several jobs share one scan.
+    slack: Duration,
+    monitor: Arc<Mutex<JobMonitor>>,
+    on_excess: Box<dyn FnOnce(BoundExceeded) + Send>,
 }
 
-impl fmt::Debug for Entry {
+impl fmt::Debug for WatchedJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry").field("due", &self.due).finish_non_exhaustive()
+        f.debug_struct("WatchedJob").field("due", &self.due).finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    /// Has a job looked at from now on; gives its number.
-    fn add(&self, watched: Arc<Mutex<Watched>>, tell: Box<dyn FnOnce(BoundExceeded) + Send>) -> u64 {
+impl WatchQueue {
+    /// Starts polling a job and returns its key.
+    fn add(&self, monitor: Arc<Mutex<JobMonitor>>, on_excess: Box<dyn FnOnce(BoundExceeded) + Send>) -> u64 {
         let mut state = lock(&self.state);
         let key = state.next_key;
         state.next_key += 1;
-        state.entries.insert(key, Entry { due: Instant::now(), early: Duration::ZERO, watched, tell });
+        state.jobs.insert(key, WatchedJob { due: Instant::now(), slack: Duration::ZERO, monitor, on_excess });
         self.changed.notify_all();
         key
     }
 
-    /// Has it looked at no longer.
+    /// Stops polling a job.
     fn remove(&self, key: u64) {
-        // Dropped without the lock: what a callback holds may do anything when it is dropped.
-        let removed = lock(&self.state).entries.remove(&key);
+        // Dropped without the lock: the drop of a callback's captures may do anything.
+        let removed = lock(&self.state).jobs.remove(&key);
         drop(removed);
     }
 
-    /// Waits until jobs are due, or something else is; `None` when the watcher has ended.
-    fn next_due(&self, else_due: Option<Instant>) -> Option<Vec<(u64, Arc<Mutex<Watched>>)>> {
+    /// Waits until jobs are due, or `other_due` has passed; `None` when the watcher has ended.
+    fn wait_until_due(&self, other_due: Option<Instant>) -> Option<Vec<(u64, Arc<Mutex<JobMonitor>>)>> {
         let mut state = lock(&self.state);
         loop {
             if state.has_ended {
                 return None;
             }
             let now = Instant::now();
-            let first = state.entries.values().map(|entry| entry.due).chain(else_due).min();
+            let first = state.jobs.values().map(|job| job.due).chain(other_due).min();
             match first {
                 Some(first) if first <= now => break,
                 Some(first) => {
@@ -251,41 +250,41 @@ impl Shared {
             }
         }
         let now = Instant::now();
-        let due = state.entries.iter().filter(|(_, entry)| entry.due <= now + entry.early);
-        Some(due.map(|(key, entry)| (*key, Arc::clone(&entry.watched))).collect())
+        let due = state.jobs.iter().filter(|(_, job)| job.due <= now + job.slack);
+        Some(due.map(|(key, job)| (*key, Arc::clone(&job.monitor))).collect())
     }
 
-    fn put_off(&self, key: u64, pause: Duration) {
-        if let Some(entry) = lock(&self.state).entries.get_mut(&key) {
-            entry.due = Instant::now() + pause;
-            entry.early = pause / 4;
+    fn reschedule(&self, key: u64, interval: Duration) {
+        if let Some(job) = lock(&self.state).jobs.get_mut(&key) {
+            job.due = Instant::now() + interval;
+            job.slack = interval / 4;
         }
     }
 
-    fn tell(&self, key: u64, excess: BoundExceeded) {
-        let Some(entry) = lock(&self.state).entries.remove(&key) else { return };
-        // One caller's mistake must not end the watch over all other jobs.
-        if catch_unwind(AssertUnwindSafe(move || (entry.tell)(excess))).is_err() {
-            tracing::error!("what is done about a job over its bounds panicked");
+    fn report_excess(&self, key: u64, excess: BoundExceeded) {
+        let Some(job) = lock(&self.state).jobs.remove(&key) else { return };
+        // A panic in one callback must not stop the watch over the other jobs.
+        if catch_unwind(AssertUnwindSafe(move || (job.on_excess)(excess))).is_err() {
+            tracing::error!("the callback for an exceeded bound panicked");
         }
     }
 }
 
-fn watch(shared: &Shared, cgroups: &CgroupManager) {
-    let mut table = Table::new(ProcFs::system());
-    let mut leftovers = Some(Leftovers::look(cgroups));
-    while let Some(due) = shared.next_due(leftovers.as_ref().and_then(Leftovers::due)) {
-        let is_due = |leftovers: &mut Leftovers| leftovers.due().is_some_and(|due| due <= Instant::now());
-        if let Some(leftovers) = leftovers.take_if(is_due) {
-            leftovers.remove();
+fn watch_jobs(queue: &WatchQueue, cgroups: &CgroupManager) {
+    let mut snapshots = SnapshotCache::new(ProcFs::system());
+    let mut orphaned = Some(OrphanedCgroups::find(cgroups));
+    while let Some(due) = queue.wait_until_due(orphaned.as_ref().and_then(OrphanedCgroups::due)) {
+        let is_due = |orphaned: &mut OrphanedCgroups| orphaned.due().is_some_and(|due| due <= Instant::now());
+        if let Some(orphaned) = orphaned.take_if(is_due) {
+            orphaned.remove();
         }
-        for (key, watched) in due {
-            // Bound to a name, so that the job is let go of before anybody is told.
-            let verdict = lock(&watched).look(&mut table);
-            match verdict {
-                Verdict::Fine(pause) => shared.put_off(key, pause),
-                Verdict::Over(excess) => shared.tell(key, excess),
-                Verdict::Gone => shared.remove(key),
+        for (key, monitor) in due {
+            // Bound to a name, so that the job's lock is released before the callback.
+            let check = lock(&monitor).check_bounds(&mut snapshots);
+            match check {
+                BoundsCheck::Within(interval) => queue.reschedule(key, interval),
+                BoundsCheck::Exceeded(excess) => queue.report_excess(key, excess),
+                BoundsCheck::JobGone => queue.remove(key),
             }
         }
     }

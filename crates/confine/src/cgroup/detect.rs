@@ -1,24 +1,24 @@
-//! Which cgroup world this machine has, where in each hierarchy our groups go, and what we may do there. Looking changes
-//! nothing.
+//! Detection of the machine's cgroup layout, of the parent of our cgroups in each hierarchy, and of the permitted
+//! operations. Detection changes nothing.
 //!
-//! Root: below the top of the hierarchy, unless systemd delegated our unit's own group to us. Anybody else: below their
-//! own group, if they may write it. In v2 a group that hands controllers to its children may hold no process itself, so
-//! a delegated group is used through a leaf `agent` that we and what we started move into, and only if no stranger is in
-//! there with us.
+//! Root creates cgroups at the top of the hierarchy, unless systemd delegated the unit's own cgroup to us. Other users
+//! create them below their own cgroup, if it is writable. In v2 a cgroup that enables controllers for its children may
+//! hold no process itself. We therefore move ourselves and our descendants from a delegated cgroup into a leaf `agent`,
+//! if no foreign process shares the cgroup.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use crate::bounds::BoundsEnforcement;
-use crate::limits::STRANGER_LOOKS;
+use crate::limits::FOREIGN_PROCESS_CHECKS;
 use crate::process::ProcFs;
 
-/// Which generations of control groups the machine uses.
+/// Generations of control groups that the machine uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupLayout {
     /// Only v2.
     V2,
-    /// v1 carries the controllers, v2 knows who is in a group.
+    /// v1 has the controllers, v2 tracks the processes.
     Hybrid,
     /// Only v1.
     V1,
@@ -26,32 +26,33 @@ pub enum CgroupLayout {
     None,
 }
 
-/// The machine's control groups as this process may use them.
+/// The machine's control groups, as far as this process may use them.
 #[derive(Debug, Clone)]
 pub struct CgroupManager {
     layout: CgroupLayout,
-    /// Where groups go, the hierarchy that tells who is in a group first; empty if no group can be made.
-    pub(super) places: Vec<Place>,
-    /// Why `places` is empty.
+    /// Hierarchies for new cgroups, the one that tracks processes first; empty if no cgroup can be created.
+    pub(super) hierarchies: Vec<UsableHierarchy>,
+    /// Reason why `hierarchies` is empty.
     pub(super) unavailable_reason: String,
 }
 
 impl CgroupManager {
-    /// Looks at this machine. Never fails: what cannot be read cannot be used, and [`CgroupManager::describe`] says why.
+    /// Examines this machine. Never fails: unreadable parts cannot be used, and [`CgroupManager::describe`] gives the
+    /// reason.
     pub fn detect() -> Self {
         Self::detect_in(Path::new("/proc/self"), rustix::process::geteuid().is_root())
     }
 
-    /// The same with another directory in the role of `/proc/self` and as root or not.
+    /// Examines a machine with another directory in place of `/proc/self`, as root or not.
     pub fn detect_in(proc_self: &Path, as_root: bool) -> Self {
         let read = |file: &str| -> io::Result<String> { std::fs::read_to_string(proc_self.join(file)) };
         let (mountinfo, cgroup) = match (read("mountinfo"), read("cgroup")) {
             (Ok(mountinfo), Ok(cgroup)) => (mountinfo, cgroup),
             (Err(error), _) | (_, Err(error)) => {
-                return Self::unusable(CgroupLayout::None, format!("{} cannot be read: {error}", proc_self.display()));
+                return Self::unusable(CgroupLayout::None, format!("cannot read {}: {error}", proc_self.display()));
             }
         };
-        let mounts = mounts(&mountinfo);
+        let mounts = parse_mounts(&mountinfo);
         let has = |version| mounts.iter().any(|mount| mount.version == version);
         let layout = match (has(CgroupVersion::V2), has(CgroupVersion::V1)) {
             (true, false) => CgroupLayout::V2,
@@ -59,57 +60,57 @@ impl CgroupManager {
             (false, true) => CgroupLayout::V1,
             (false, false) => return Self::unusable(CgroupLayout::None, "no cgroup file system is mounted".to_owned()),
         };
-        match places(&mounts, &memberships(&cgroup), as_root) {
-            Ok(places) => Self { layout, places, unavailable_reason: String::new() },
+        match usable_hierarchies(&mounts, &parse_memberships(&cgroup), as_root) {
+            Ok(hierarchies) => Self { layout, hierarchies, unavailable_reason: String::new() },
             Err(why) => Self::unusable(layout, why),
         }
     }
 
     fn unusable(layout: CgroupLayout, unavailable_reason: String) -> Self {
-        Self { layout, places: Vec::new(), unavailable_reason }
+        Self { layout, hierarchies: Vec::new(), unavailable_reason }
     }
 
-    /// No control groups, whatever the machine has, for the reason given.
+    /// Returns a manager without cgroups, for the given reason.
     pub fn unavailable(why: impl Into<String>) -> Self {
         Self::unusable(CgroupLayout::None, why.into())
     }
 
-    /// Which generations the machine has, whether or not this process may use them.
+    /// Returns the generations that the machine has, usable or not.
     pub fn layout(&self) -> CgroupLayout {
         self.layout
     }
 
-    /// Whether groups can be made at all.
+    /// Whether cgroups can be created.
     pub fn can_create(&self) -> bool {
-        !self.places.is_empty()
+        !self.hierarchies.is_empty()
     }
 
-    /// Why no groups can be made; empty if they can.
+    /// Reason why no cgroup can be created; empty if one can.
     pub fn unavailable_reason(&self) -> &str {
         &self.unavailable_reason
     }
 
-    /// Whether a group's host memory can be limited by the kernel.
+    /// Whether the kernel can limit the host memory of a cgroup.
     pub fn limits_memory(&self) -> bool {
-        self.places.iter().any(|place| place.memory)
+        self.hierarchies.iter().any(|hierarchy| hierarchy.memory)
     }
 
-    /// Whether the number of a group's processes can be limited by the kernel.
+    /// Whether the kernel can limit the number of processes of a cgroup.
     pub fn limits_pids(&self) -> bool {
-        self.places.iter().any(|place| place.pids)
+        self.hierarchies.iter().any(|hierarchy| hierarchy.pids)
     }
 
-    /// The generation of the hierarchy that has something.
-    pub(crate) fn version_with(&self, has: impl Fn(&Place) -> bool) -> Option<CgroupVersion> {
-        self.places.iter().find(|place| has(place)).map(|place| place.version)
+    /// Returns the generation of the first hierarchy that matches.
+    pub(crate) fn version_with(&self, has: impl Fn(&UsableHierarchy) -> bool) -> Option<CgroupVersion> {
+        self.hierarchies.iter().find(|hierarchy| has(hierarchy)).map(|hierarchy| hierarchy.version)
     }
 
-    /// The directories below which all groups are made.
+    /// Directories that hold all our cgroups.
     pub fn base_paths(&self) -> impl Iterator<Item = PathBuf> {
-        self.places.iter().map(Place::base)
+        self.hierarchies.iter().map(UsableHierarchy::base)
     }
 
-    /// One line for the log at start-up: which path is in force, and what is done about limits the kernel does not keep.
+    /// Returns one line for the log at start-up: the enforcement in force, and the bounds that are polled.
     pub fn describe(&self) -> String {
         self.to_string()
     }
@@ -117,14 +118,14 @@ impl CgroupManager {
 
 impl fmt::Display for CgroupManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let looked_at = BoundsEnforcement::for_cgroups(self).looked_at();
-        let Some(tracker) = self.places.first() else {
-            return write!(f, "none: {}; {looked_at}", self.unavailable_reason);
+        let polling = BoundsEnforcement::for_cgroups(self).describe_polling();
+        let Some(tracker) = self.hierarchies.first() else {
+            return write!(f, "none: {}; {polling}", self.unavailable_reason);
         };
         let kept = [
             ("memory", self.limits_memory()),
             ("pids", self.limits_pids()),
-            ("dmem", self.places.iter().any(|place| place.dmem)),
+            ("dmem", self.hierarchies.iter().any(|hierarchy| hierarchy.dmem)),
         ];
         let kept: Vec<&str> = kept.into_iter().filter_map(|(name, there)| there.then_some(name)).collect();
         let kept = if kept.is_empty() { "no limits".to_owned() } else { kept.join("+") };
@@ -137,44 +138,48 @@ impl fmt::Display for CgroupManager {
             (CgroupVersion::V1, true) => "kill by freezer and signals",
             (CgroupVersion::V1, false) => "kill by signals",
         };
-        write!(f, "{carrier} {kept}, {kill}; {looked_at}; groups below {}", tracker.base().display())
+        write!(f, "{carrier} {kept}, {kill}; {polling}; groups below {}", tracker.base().display())
     }
 }
 
-/// The directory below which all groups are made.
-pub(super) const OURS: &str = "gpupool";
+/// Directory that holds all our cgroups.
+pub(super) const BASE_DIRECTORY: &str = "gpupool";
 
-/// The leaf we move ourselves into in a delegated v2 group.
-pub(super) const LEAF: &str = "agent";
+/// Leaf into which we move ourselves in a delegated v2 cgroup.
+pub(super) const AGENT_LEAF: &str = "agent";
 
-/// Our place in one hierarchy.
+/// A hierarchy in which we may create cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct UsableHierarchy {
     pub version: CgroupVersion,
-    /// The group that holds `gpupool/`.
+    /// Cgroup that holds `gpupool/`.
     pub parent: PathBuf,
     pub memory: bool,
     pub pids: bool,
-    /// Whether it counts processor time.
+    /// Whether it counts CPU time.
     pub cpu: bool,
-    /// Whether it limits the memory of devices.
+    /// Whether it limits device memory.
     pub dmem: bool,
     pub freezer: bool,
 }
 
-impl Place {
+impl UsableHierarchy {
     pub fn base(&self) -> PathBuf {
-        self.parent.join(OURS)
+        self.parent.join(BASE_DIRECTORY)
     }
 }
 
-/// The hierarchies a group is made in, the one that tracks its processes first; or why there are none.
-fn places(mounts: &[Mount], memberships: &[Membership], as_root: bool) -> Result<Vec<Place>, String> {
+/// Returns the hierarchies for new cgroups, the one that tracks processes first, or the reason why there are none.
+fn usable_hierarchies(
+    mounts: &[CgroupMount],
+    memberships: &[CgroupMembership],
+    as_root: bool,
+) -> Result<Vec<UsableHierarchy>, String> {
     let mut refusals = Vec::new();
-    let mut usable = |mount: Option<&Mount>| -> Option<Place> {
+    let mut usable = |mount: Option<&CgroupMount>| -> Option<UsableHierarchy> {
         let mount = mount?;
-        match place(mount, memberships, as_root) {
-            Ok(place) => Some(place),
+        match usable_hierarchy(mount, memberships, as_root) {
+            Ok(hierarchy) => Some(hierarchy),
             Err(why) => {
                 refusals.push(why);
                 None
@@ -182,31 +187,35 @@ fn places(mounts: &[Mount], memberships: &[Membership], as_root: bool) -> Result
         }
     };
     let v1 = |controller: &str| mounts.iter().find(|mount| mount.controllers.iter().any(|name| name == controller));
-    let mut places = Vec::new();
-    places.extend(usable(mounts.iter().find(|mount| mount.version == CgroupVersion::V2)));
-    if places.is_empty() {
-        places.extend(usable(v1("freezer")));
+    let mut hierarchies = Vec::new();
+    hierarchies.extend(usable(mounts.iter().find(|mount| mount.version == CgroupVersion::V2)));
+    if hierarchies.is_empty() {
+        hierarchies.extend(usable(v1("freezer")));
     }
-    if !places.iter().any(|place| place.memory) {
-        places.extend(usable(v1("memory")));
+    if !hierarchies.iter().any(|hierarchy| hierarchy.memory) {
+        hierarchies.extend(usable(v1("memory")));
     }
-    if !places.iter().any(|place| place.pids) {
-        places.extend(usable(v1("pids")));
+    if !hierarchies.iter().any(|hierarchy| hierarchy.pids) {
+        hierarchies.extend(usable(v1("pids")));
     }
-    // Only to count: no reason to make groups where there is no other.
-    if !places.is_empty() && !places.iter().any(|place| place.cpu) {
-        places.extend(usable(v1("cpuacct")));
+    // CPU time is only counted: no reason to create cgroups without another hierarchy.
+    if !hierarchies.is_empty() && !hierarchies.iter().any(|hierarchy| hierarchy.cpu) {
+        hierarchies.extend(usable(v1("cpuacct")));
     }
-    if places.is_empty() {
+    if hierarchies.is_empty() {
         return Err(match refusals.first() {
             Some(why) => why.clone(),
             None => "no hierarchy with the memory, pids or freezer controller is mounted".to_owned(),
         });
     }
-    Ok(places)
+    Ok(hierarchies)
 }
 
-fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Place, String> {
+fn usable_hierarchy(
+    mount: &CgroupMount,
+    memberships: &[CgroupMembership],
+    as_root: bool,
+) -> Result<UsableHierarchy, String> {
     if mount.read_only {
         return Err(format!("{} is mounted read-only", mount.point.display()));
     }
@@ -224,15 +233,15 @@ fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Pla
     }
     let controllers = match mount.version {
         CgroupVersion::V1 => mount.controllers.clone(),
-        CgroupVersion::V2 => grantable(&parent),
+        CgroupVersion::V2 => available_controllers(&parent),
     };
     let has = |controller: &str| controllers.iter().any(|name| name == controller);
     let is_v2 = mount.version == CgroupVersion::V2;
-    Ok(Place {
+    Ok(UsableHierarchy {
         version: mount.version,
         memory: has("memory"),
         pids: has("pids"),
-        // Every group of v2 counts processor time and can be frozen, without any controller.
+        // Every v2 cgroup counts CPU time and can be frozen, without any controller.
         cpu: is_v2 || has("cpuacct"),
         dmem: is_v2 && has("dmem"),
         freezer: is_v2 || has("freezer"),
@@ -240,8 +249,8 @@ fn place(mount: &Mount, memberships: &[Membership], as_root: bool) -> Result<Pla
     })
 }
 
-/// Our own group as a directory; the mount point where it lies outside of what is mounted.
-pub(super) fn own_directory(mount: &Mount, memberships: &[Membership]) -> PathBuf {
+/// Returns the directory of our own cgroup; the mount point if the cgroup lies outside of the mount.
+pub(super) fn own_directory(mount: &CgroupMount, memberships: &[CgroupMembership]) -> PathBuf {
     let own = memberships.iter().find(|membership| {
         membership.controllers == mount.controllers || {
             let shared = |name: &String| mount.controllers.contains(name);
@@ -258,15 +267,17 @@ pub(super) fn own_directory(mount: &Mount, memberships: &[Membership]) -> PathBu
 }
 
 fn v2_parent(point: &Path, own: PathBuf, as_root: bool) -> PathBuf {
-    // Moved into the leaf before (or started there by DelegateSubgroup=agent): the group above is the delegated one.
+    // In the leaf (moved earlier, or started there by DelegateSubgroup=agent), the cgroup above is the delegated one.
     let own = match own.parent() {
-        Some(above) if own != point && own.ends_with(LEAF) && (is_delegated(above) || !as_root) => above.to_owned(),
+        Some(above) if own != point && own.ends_with(AGENT_LEAF) && (is_delegated(above) || !as_root) => {
+            above.to_owned()
+        }
         _ => own,
     };
     if as_root && !is_delegated(&own) { point.to_owned() } else { own }
 }
 
-/// systemd marks the groups it hands over, and will not touch what is below them.
+/// systemd marks delegated cgroups and does not touch their children.
 fn is_delegated(group: &Path) -> bool {
     ["trusted.delegate", "user.delegate"].iter().any(|name| {
         let mut value = [0_u8; 8];
@@ -282,31 +293,30 @@ fn may_write(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-/// The controllers children of this v2 group can have: those it hands down already, and, if nothing stands in the way
-/// of handing down more, all it has.
-fn grantable(group: &Path) -> Vec<String> {
-    let words = |file: &str| -> Vec<String> {
+/// Returns the controllers that children of this v2 cgroup can have: the enabled ones, or all if more can be enabled.
+fn available_controllers(group: &Path) -> Vec<String> {
+    let read_words = |file: &str| -> Vec<String> {
         let text = std::fs::read_to_string(group.join(file)).unwrap_or_default();
         text.split_ascii_whitespace().map(str::to_owned).collect()
     };
-    // The true top of the hierarchy has no type, and may hold processes next to groups with controllers.
+    // The real top of the hierarchy has no type and may hold processes next to cgroups with controllers.
     let is_top = !group.join("cgroup.type").exists();
     let may = is_writable(group) && may_write(&group.join("cgroup.subtree_control"));
-    if may && (is_top || strangers(group).is_ok_and(|strangers| strangers == 0)) {
-        return words("cgroup.controllers");
+    if may && (is_top || foreign_processes(group).is_ok_and(|count| count == 0)) {
+        return read_words("cgroup.controllers");
     }
-    words("cgroup.subtree_control")
+    read_words("cgroup.subtree_control")
 }
 
-/// How many processes the group itself holds beside us and what we started.
+/// Counts the processes in the cgroup itself that are not descendants of this process.
 ///
-/// Who is inside and who is ours cannot be asked at one moment, and other threads may start and lose processes meanwhile: a
-/// stranger is one that is there and not ours each time we look.
-pub(super) fn strangers(group: &Path) -> io::Result<usize> {
+/// The processes in the cgroup and our descendants cannot be read at one moment, and other threads may start and lose
+/// processes meanwhile. Only a process that every check finds in the cgroup and not among our descendants is foreign.
+pub(super) fn foreign_processes(group: &Path) -> io::Result<usize> {
     let inside = || std::fs::read_to_string(group.join("cgroup.procs"));
     let mut suspects: Vec<String> = inside()?.lines().map(str::to_owned).collect();
-    for _ in 0..STRANGER_LOOKS {
-        let ours: Vec<String> = ours()?.iter().map(u32::to_string).collect();
+    for _ in 0..FOREIGN_PROCESS_CHECKS {
+        let ours: Vec<String> = own_processes()?.iter().map(u32::to_string).collect();
         suspects.retain(|pid| !ours.contains(pid));
         if suspects.is_empty() {
             break;
@@ -318,13 +328,13 @@ pub(super) fn strangers(group: &Path) -> io::Result<usize> {
 }
 
 /// This process and its descendants.
-pub(super) fn ours() -> io::Result<Vec<u32>> {
+pub(super) fn own_processes() -> io::Result<Vec<u32>> {
     let own = std::process::id();
     let descendants = ProcFs::system().descendants(own)?;
     Ok(std::iter::once(own).chain(descendants.iter().map(|id| id.pid)).collect())
 }
 
-/// The two generations of control groups.
+/// Generation of control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupVersion {
     /// One hierarchy per controller.
@@ -333,39 +343,39 @@ pub enum CgroupVersion {
     V2,
 }
 
-/// A mounted control group hierarchy.
+/// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mount {
+pub(super) struct CgroupMount {
     pub version: CgroupVersion,
-    /// The controllers bound to it (v1 only; v2 tells them in a file).
+    /// Controllers bound to it (v1 only; v2 lists them in a file).
     pub controllers: Vec<String>,
-    /// Which part of the hierarchy is seen at the mount point: `/`, or deeper inside containers.
+    /// Part of the hierarchy visible at the mount point: `/`, or deeper inside containers.
     root: PathBuf,
     point: PathBuf,
     read_only: bool,
 }
 
-/// In which group of which hierarchy a process is.
+/// Membership of a process in a cgroup of one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Membership {
-    /// The v1 controllers of the hierarchy; empty for v2.
+pub(super) struct CgroupMembership {
+    /// v1 controllers of the hierarchy; empty for v2.
     controllers: Vec<String>,
-    /// The group's path inside the hierarchy.
+    /// Path of the cgroup inside the hierarchy.
     path: PathBuf,
 }
 
-/// The control group hierarchies in a `/proc/PID/mountinfo` text, in its order. Lines that make no sense are skipped here
-/// and below, as both files hold much that is not about control groups.
-pub(super) fn mounts(mountinfo: &str) -> Vec<Mount> {
-    mountinfo.lines().filter_map(mount).collect()
+/// Parses the cgroup hierarchies of a `/proc/PID/mountinfo` text, in its order. Other lines are skipped here and below,
+/// because both files hold more than cgroups.
+pub(super) fn parse_mounts(mountinfo: &str) -> Vec<CgroupMount> {
+    mountinfo.lines().filter_map(parse_mount).collect()
 }
 
-/// The memberships in a `/proc/PID/cgroup` text.
-pub(super) fn memberships(cgroup: &str) -> Vec<Membership> {
-    cgroup.lines().filter_map(membership).collect()
+/// Parses the memberships of a `/proc/PID/cgroup` text.
+pub(super) fn parse_memberships(cgroup: &str) -> Vec<CgroupMembership> {
+    cgroup.lines().filter_map(parse_membership).collect()
 }
 
-fn mount(line: &str) -> Option<Mount> {
+fn parse_mount(line: &str) -> Option<CgroupMount> {
     // "ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [tags…] - TYPE SOURCE SUPEROPTIONS"
     let (own, filesystem) = line.split_once(" - ")?;
     let own: Vec<&str> = own.split(' ').collect();
@@ -383,19 +393,19 @@ fn mount(line: &str) -> Option<Mount> {
             super_options.iter().filter(|&&option| option != "rw" && option != "ro").map(|s| s.to_string()).collect()
         }
     };
-    Some(Mount { version, controllers, root: unescaped(own.get(3)?), point: unescaped(own.get(4)?), read_only })
+    Some(CgroupMount { version, controllers, root: unescape(own.get(3)?), point: unescape(own.get(4)?), read_only })
 }
 
-fn membership(line: &str) -> Option<Membership> {
+fn parse_membership(line: &str) -> Option<CgroupMembership> {
     let mut parts = line.splitn(3, ':');
     parts.next()?.parse::<u32>().ok()?;
     let controllers = parts.next()?.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
     let path = Path::new(parts.next()?);
-    path.is_absolute().then(|| Membership { controllers, path: path.to_owned() })
+    path.is_absolute().then(|| CgroupMembership { controllers, path: path.to_owned() })
 }
 
-/// `mountinfo` writes blanks, tabs, line ends and backslashes as three octal digits.
-fn unescaped(field: &str) -> PathBuf {
+/// Decodes the three octal digits that `mountinfo` writes for blanks, tabs, line ends and backslashes.
+fn unescape(field: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let bytes = field.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
@@ -423,7 +433,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory with the two texts of a machine; `@` stands for a directory that plays `/sys/fs/cgroup`.
+    /// Creates a directory with the two texts of a machine; `@` stands for a directory in place of `/sys/fs/cgroup`.
     fn machine(mountinfo: &str, cgroup: &str, directories: &[&str]) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let sys = root.path().join("sys");
@@ -447,14 +457,14 @@ mod tests {
     const HYBRID_V2: &str = "35 30 0:34 / @/unified rw - cgroup2 cgroup2 rw\n";
 
     #[test]
-    fn v2_alone_is_told_with_its_controllers_and_place() {
+    fn v2_is_described_with_its_controllers_and_base_path() {
         let (root, sys) = machine(V2, "0::/system.slice/gpupool.service\n", &["", "system.slice/gpupool.service"]);
         std::fs::write(sys.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
         let cgroups = CgroupManager::detect_in(root.path(), true);
         assert_eq!(cgroups.layout(), CgroupLayout::V2);
         assert!(cgroups.limits_memory() && cgroups.limits_pids(), "{cgroups:?}");
         let expected = format!(
-            "cgroup v2 memory+pids, v2 for kill; CPU time looked at every 10 ms to 1 s; groups below {}/gpupool",
+            "cgroup v2 memory+pids, v2 for kill; CPU time polled every 10 ms to 1 s; groups below {}/gpupool",
             sys.display()
         );
         assert_eq!(cgroups.describe(), expected);
@@ -465,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_devices_is_limited_where_the_kernel_can() {
+    fn device_memory_is_limited_through_dmem() {
         let (root, sys) = machine(V2, "0::/\n", &["", "gpupool"]);
         std::fs::write(sys.join("cgroup.controllers"), "dmem\n").unwrap();
         let group = CgroupManager::detect_in(root.path(), true).create("job", &Default::default()).unwrap();
@@ -478,7 +488,7 @@ mod tests {
         group.limit_device_memory(&limit("0000:03:00.0")).unwrap();
         assert!(std::fs::read_to_string(&file).unwrap().starts_with("drm/0000:03:00.0/vram0 5368709120\n"));
         let refused = group.limit_device_memory(&limit("0000:04:00.0")).unwrap_err().to_string();
-        assert!(refused.contains("the driver of 0000:04:00.0 does not take part"), "{refused}");
+        assert!(refused.contains("the driver of 0000:04:00.0 does not support it"), "{refused}");
     }
 
     #[test]
@@ -495,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn v1_alone_is_tracked_by_its_freezer() {
+    fn v1_is_tracked_by_its_freezer() {
         let (root, sys) = machine(V1, "4:memory:/\n3:pids:/\n2:freezer:/\n", &["memory", "pids", "freezer"]);
         let cgroups = CgroupManager::detect_in(root.path(), true);
         assert_eq!(cgroups.layout(), CgroupLayout::V1);
@@ -504,14 +514,14 @@ mod tests {
     }
 
     #[test]
-    fn machines_without_usable_groups_say_why() {
+    fn machines_without_usable_cgroups_give_the_reason() {
         let (root, _) = machine("22 1 0:20 / /proc rw - proc proc rw\n", "0::/\n", &[]);
         let cgroups = CgroupManager::detect_in(root.path(), true);
         assert_eq!(cgroups.layout(), CgroupLayout::None);
         assert_eq!(
             cgroups.describe(),
-            "none: no cgroup file system is mounted; host memory looked at every 10 ms to 1 s, \
-             processes looked at every 50 ms to 1 s, CPU time looked at every 50 ms to 1 s"
+            "none: no cgroup file system is mounted; host memory polled every 10 ms to 1 s, \
+             processes polled every 50 ms to 1 s, CPU time polled every 50 ms to 1 s"
         );
 
         let (root, sys) = machine(&V2.replace(" rw,", " ro,"), "0::/\n", &[""]);
@@ -519,12 +529,12 @@ mod tests {
         assert_eq!(cgroups.layout(), CgroupLayout::V2);
         assert!(cgroups.describe().contains(&format!("{} is mounted read-only", sys.display())), "{cgroups}");
 
-        let gone = CgroupManager::detect_in(Path::new("/nonexistent"), true);
-        assert!(gone.describe().starts_with("none: /nonexistent cannot be read"), "{gone}");
+        let missing = CgroupManager::detect_in(Path::new("/nonexistent"), true);
+        assert!(missing.describe().starts_with("none: cannot read /nonexistent"), "{missing}");
     }
 
     #[test]
-    fn controllers_are_not_promised_where_strangers_sit_in_the_group() {
+    fn controllers_are_unavailable_while_foreign_processes_are_in_the_cgroup() {
         let (root, sys) = machine(V2, "0::/app.scope\n", &["app.scope"]);
         let scope = sys.join("app.scope");
         std::fs::write(scope.join("cgroup.controllers"), "memory pids\n").unwrap();
@@ -537,38 +547,38 @@ mod tests {
         assert!(cgroups.can_create() && !cgroups.limits_memory() && !cgroups.limits_pids());
         assert!(cgroups.describe().starts_with("cgroup v2 no limits, v2 for kill"), "{cgroups}");
 
-        // Handed down before: strangers do no harm any more.
+        // The controller was enabled before: foreign processes do not matter then.
         std::fs::write(scope.join("cgroup.subtree_control"), "pids\n").unwrap();
         assert!(CgroupManager::detect_in(root.path(), false).limits_pids());
     }
 
     #[test]
-    fn in_the_leaf_of_a_delegated_group_the_groups_stay_beside_it() {
+    fn in_the_leaf_of_a_delegated_cgroup_new_cgroups_are_created_beside_it() {
         let (root, sys) = machine(V2, "0::/unit.service/agent\n", &["unit.service", "unit.service/agent"]);
         let cgroups = CgroupManager::detect_in(root.path(), false);
         assert_eq!(cgroups.base_paths().next().unwrap(), sys.join("unit.service/gpupool"));
     }
 
     #[test]
-    fn a_container_sees_its_own_part_of_the_hierarchy() {
+    fn a_container_uses_its_own_part_of_the_hierarchy() {
         let text = V2.replace("0:26 / @", "0:26 /docker/abc @");
         let (root, sys) = machine(&text, "0::/docker/abc/leaf\n", &["", "leaf"]);
         std::fs::write(sys.join("leaf/cgroup.controllers"), "memory\n").unwrap();
-        // An ordinary user gets groups below his own, and only because it is writable.
+        // An unprivileged user gets cgroups below their own, and only because it is writable.
         let cgroups = CgroupManager::detect_in(root.path(), false);
         assert_eq!(cgroups.base_paths().next().unwrap(), sys.join("leaf/gpupool"));
         assert!(cgroups.limits_memory() && !cgroups.limits_pids());
     }
 
     #[test]
-    fn what_another_thread_starts_meanwhile_is_no_stranger() {
+    fn children_of_other_threads_are_not_foreign_processes() {
         let group = tempfile::tempdir().unwrap();
         let procs = group.path().join("cgroup.procs");
         let own = std::process::id();
         std::fs::write(&procs, format!("{own}\n")).unwrap();
         let is_over = AtomicBool::new(false);
         let most = std::thread::scope(|scope| {
-            // One after the other, each listed only while it is there, as the kernel does.
+            // One child after the other, each listed only while it exists, as the kernel does.
             scope.spawn(|| {
                 let mut before: Option<Child> = None;
                 while !is_over.load(Ordering::SeqCst) {
@@ -578,21 +588,21 @@ mod tests {
                 }
                 before.map(|mut last| last.wait().unwrap());
             });
-            let most = (0..200).map(|_| strangers(group.path()).unwrap()).max();
+            let most = (0..200).map(|_| foreign_processes(group.path()).unwrap()).max();
             is_over.store(true, Ordering::SeqCst);
             most
         });
         assert_eq!(most, Some(0));
         std::fs::write(&procs, format!("1\n{own}\n")).unwrap();
-        assert_eq!(strangers(group.path()).unwrap(), 1);
+        assert_eq!(foreign_processes(group.path()).unwrap(), 1);
     }
 
     #[test]
-    fn v2_mounts_are_read_with_tags_escapes_and_roots() {
+    fn v2_mounts_are_parsed_with_tags_escapes_and_roots() {
         let text = "22 1 0:20 / /proc rw shared:12 - proc proc rw\n\
             30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n\
             31 23 0:26 /docker/abc /mnt/with\\040blank ro,nosuid - cgroup2 cgroup rw\n";
-        let found = mounts(text);
+        let found = parse_mounts(text);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[0].point, Path::new("/sys/fs/cgroup"));
         assert!(!found[0].read_only && found[0].controllers.is_empty() && found[0].version == CgroupVersion::V2);
@@ -602,26 +612,27 @@ mod tests {
     }
 
     #[test]
-    fn v1_mounts_tell_their_controllers() {
-        let found = mounts("33 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n");
+    fn v1_mounts_list_their_controllers() {
+        let found =
+            parse_mounts("33 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n");
         assert_eq!(found[0].controllers, ["cpu", "cpuacct"]);
         assert_eq!(found[0].version, CgroupVersion::V1);
     }
 
     #[test]
     fn memberships_keep_colons_in_paths() {
-        let found = memberships(
+        let found = parse_memberships(
             "4:memory:/a:b/c\n3:cpu,cpuacct:/\n1:name=systemd:/x\n0::/user.slice\nnonsense\n7:x:relative\n",
         );
         assert_eq!(found.len(), 4, "{found:?}");
-        assert_eq!(found[0], Membership { controllers: vec!["memory".into()], path: "/a:b/c".into() });
-        assert_eq!(found[3], Membership { controllers: vec![], path: "/user.slice".into() });
+        assert_eq!(found[0], CgroupMembership { controllers: vec!["memory".into()], path: "/a:b/c".into() });
+        assert_eq!(found[3], CgroupMembership { controllers: vec![], path: "/user.slice".into() });
     }
 
     proptest::proptest! {
         #[test]
-        fn no_text_makes_it_panic(text in "[ -~\\n\\\\é]{0,300}") {
-            let _ = (mounts(&text), memberships(&text), mounts(&format!("1 2 0:1 {text} - cgroup2 c {text}")));
+        fn no_text_makes_the_parser_panic(text in "[ -~\\n\\\\é]{0,300}") {
+            let _ = (parse_mounts(&text), parse_memberships(&text), parse_mounts(&format!("1 2 0:1 {text} - cgroup2 c {text}")));
         }
     }
 }

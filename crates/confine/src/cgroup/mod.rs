@@ -1,9 +1,10 @@
-//! Control groups: which kind this machine has, and one group per lease with limits the kernel enforces.
+//! Control groups: detection of the machine's layout, and one cgroup per lease with limits that the kernel enforces.
 //!
-//! Three worlds exist: v2 alone; hybrid, where v1 carries memory and pids and v2 only knows who is in a group and how to
-//! kill it; and v1 alone. [`CgroupManager::detect`] finds out and says so; [`CgroupManager::create`] makes a group below a subtree
-//! that is ours alone (`gpupool/NAME`), and a [`ProcessCgroup`] can only be had from there: what is killed is always below it.
-//! No threads; a group lives in the kernel until [`ProcessCgroup::remove`], also across a restart of this program.
+//! Three layouts exist: v2 alone; hybrid, where v1 has the memory and pids controllers and v2 only tracks and kills
+//! processes; and v1 alone. [`CgroupManager::detect`] determines the layout. [`CgroupManager::create`] creates a cgroup
+//! below our own subtree (`gpupool/NAME`), and a [`ProcessCgroup`] exists only there, so a kill never reaches processes
+//! outside of it. No threads; a cgroup lives in the kernel until [`ProcessCgroup::remove`], also across a restart of
+//! this program.
 
 mod detect;
 mod group;
@@ -13,61 +14,64 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use detect::{CgroupLayout, CgroupManager, CgroupVersion};
-pub(crate) use group::Leftovers;
+pub(crate) use group::OrphanedCgroups;
 pub use group::ProcessCgroup;
-pub(crate) use limit::NO_CONTROLLER;
+pub(crate) use limit::NO_DMEM_CONTROLLER;
 pub use limit::{CgroupLimits, CgroupMeter, DeviceMemoryLimit, MemoryCgroup};
 
 use crate::process::ProcessId;
 
-/// Why a group could not be made, changed or killed, by what the caller can do about it.
+/// Error of creating, changing or killing a cgroup, by what the caller can do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// No groups here at all: watch the process tree instead.
-    #[error("no control group can be made: {why}")]
+    /// No cgroup can be created: poll the process tree instead.
+    #[error("cannot create a control group: {why}")]
     NotPossible {
-        /// What is missing, and how to get it.
+        /// The missing requirement, and how to meet it.
         why: String,
     },
-    /// Groups can be made, but not with this limit: leave it out and watch the process tree instead.
-    #[error("{limit} cannot be limited by a control group here: {why}")]
+    /// Cgroups can be created, but not with this limit: omit it and poll the process tree instead.
+    #[error("a control group cannot limit {limit} here: {why}")]
     NotEnforceable {
         limit: &'static str,
-        /// Why the kernel will not do it.
+        /// Reason why the kernel cannot enforce it.
         why: String,
     },
-    /// The name cannot be that of a group.
-    #[error("group name {name:?}: allowed are 1 to {} letters, digits, '-' and '_'", crate::limits::GROUP_NAME_LENGTH)]
+    /// The name is invalid for a cgroup.
+    #[error(
+        "invalid control group name {name:?}: use 1 to {} letters, digits, '-' and '_'",
+        crate::limits::MAX_CGROUP_NAME_LENGTH
+    )]
     InvalidName { name: String },
-    /// There is such a group already: open it.
-    #[error("the group {} exists already", path.display())]
+    /// The cgroup exists already: open it.
+    #[error("control group {} already exists", path.display())]
     Exists { path: PathBuf },
-    /// The process ended before it could be moved.
-    #[error("process {0} has ended")]
+    /// The process exited before it could be moved.
+    #[error("process {0} has exited")]
     ProcessGone(ProcessId),
-    /// Doing it would hit somebody else.
-    #[error("refused on {}: {why}", path.display())]
+    /// The operation would affect foreign processes.
+    #[error("refused to change {}: {why}", path.display())]
     Refused {
-        /// The group or process directory it was asked for.
+        /// The cgroup or process directory of the operation.
         path: PathBuf,
-        /// Who would be hit.
+        /// The affected processes.
         why: String,
     },
-    /// Processes did not die in time (stuck inside the kernel).
-    #[error("group {} still holds processes {left:?}", path.display())]
+    /// Processes did not exit in time (stuck inside the kernel).
+    #[error("control group {} still holds processes {left:?}", path.display())]
     StillAlive { path: PathBuf, left: Vec<u32> },
-    /// The system refused.
-    #[error("{action} {}: {source}", path.display())]
+    /// A system call failed.
+    #[error("cannot {action} {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// Adds what was tried and where to a system error.
-pub(super) trait At<T> {
-    fn at(self, action: &'static str, path: &Path) -> Result<T, CgroupError>;
+/// Adds the failed action and its path to a system error.
+pub(super) trait CgroupIoContext<T> {
+    fn context(self, action: &'static str, path: &Path) -> Result<T, CgroupError>;
 }
 
-impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
-    fn at(self, action: &'static str, path: &Path) -> Result<T, CgroupError> {
+impl<T, E: Into<io::Error>> CgroupIoContext<T> for Result<T, E> {
+    fn context(self, action: &'static str, path: &Path) -> Result<T, CgroupError> {
         self.map_err(|source| CgroupError::Io { action, path: path.to_owned(), source: source.into() })
     }
 }

@@ -1,4 +1,4 @@
-//! A running job: signals, waiting, its end, and the terminal it is given and that is taken back.
+//! A running job: signals, waiting, its end, and the hand-over of the terminal.
 
 use std::fs::File;
 use std::io;
@@ -11,24 +11,24 @@ use rustix::net::{RecvFlags, Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, Signal, getpgrp, pidfd_open};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 
-use super::{SpawnError, TerminalUse, Trying};
+use super::{SpawnError, SpawnIoContext, TerminalUse};
 use crate::cgroup::ProcessCgroup;
-use crate::keeper::{FromKeeper, Link, Placement, ToKeeper};
-use crate::limits::{DROP_PATIENCE, STOPPED_PATIENCE, STOPPED_PAUSE};
+use crate::limits::{JOB_DROP_TIMEOUT, SUPERVISOR_CHECK_INTERVAL, SUPERVISOR_RESPONSE_TIMEOUT};
 use crate::process::{ProcFs, ProcessHandle, ProcessId, as_pid};
-use crate::{wait_for, with_signals_blocked};
+use crate::supervisor::{JobProcessGroup, SupervisorCommand, SupervisorEvent, SupervisorSocket};
+use crate::{wait_until_ready, with_signals_blocked};
 
-/// How a job ended.
+/// Exit status of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobEnd {
-    /// With this code.
+    /// Exited with this code.
     Exited(i32),
-    /// By this signal.
+    /// Killed by this signal.
     Signalled(i32),
 }
 
 impl JobEnd {
-    /// The exit code a shell would give: the job's own, or 128 and the signal's number.
+    /// Returns the exit code of a shell: the job's own, or 128 plus the signal number.
     pub fn exit_code(self) -> i32 {
         match self {
             Self::Exited(code) => code,
@@ -37,29 +37,29 @@ impl JobEnd {
     }
 }
 
-/// What a job does while it is followed.
+/// A state change of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobEvent {
-    /// Stopped by this signal (Ctrl-Z, or touching the terminal from the background): see [`Job::mirror_stop`].
+    /// Stopped by this signal (Ctrl-Z, or terminal access from the background): see [`Job::mirror_stop`].
     Stopped(i32),
     /// Runs again.
     Continued,
-    /// Ended, and nothing it started is left.
+    /// Ended, with no process of the job left.
     Ended(JobEnd),
 }
 
-/// A running job. Dropping it kills it, with all it started.
+/// A running job. Dropping it kills the job with all its processes.
 ///
-/// Its file descriptor is readable when [`Job::try_next_event`] has something to tell.
+/// Its file descriptor is readable when [`Job::try_next_event`] has an event.
 #[derive(Debug)]
 pub struct Job {
     guard: Child,
-    pub(super) link: Link,
+    pub(super) socket: SupervisorSocket,
     id: ProcessId,
     /// The job's parent.
-    keeper: Option<ProcessHandle>,
-    placement: Placement,
-    terminal: Option<Terminal>,
+    supervisor: Option<ProcessHandle>,
+    process_group: JobProcessGroup,
+    terminal: Option<JobTerminal>,
     pub(super) group: Option<ProcessCgroup>,
     ended: Option<JobEnd>,
     stuck: u32,
@@ -69,17 +69,17 @@ pub struct Job {
 impl Job {
     pub(super) fn new(
         guard: Child,
-        link: Link,
+        socket: SupervisorSocket,
         id: ProcessId,
-        placement: Placement,
-        terminal: Option<Terminal>,
+        process_group: JobProcessGroup,
+        terminal: Option<JobTerminal>,
     ) -> Self {
         Self {
             guard,
-            link,
+            socket,
             id,
-            keeper: parent_of(id),
-            placement,
+            supervisor: open_parent(id),
+            process_group,
             terminal,
             group: None,
             ended: None,
@@ -88,44 +88,44 @@ impl Job {
         }
     }
 
-    /// The job's main process.
+    /// Returns the job's main process.
     pub fn id(&self) -> ProcessId {
         self.id
     }
 
-    /// The job's group, if it was put into one and has not ended.
+    /// Returns the job's cgroup, if it has one and has not ended.
     pub fn cgroup(&self) -> Option<&ProcessCgroup> {
         self.group.as_ref()
     }
 
-    /// Whether the terminal's own signals (Ctrl-C, Ctrl-\, Ctrl-Z) reach the job without us although we get them too:
-    /// it then shares our process group, and who passes them on as well would send them twice.
+    /// Whether the terminal sends its signals (Ctrl-C, Ctrl-\, Ctrl-Z) to the job as well as to us. The job then shares
+    /// our process group, and a caller that forwards these signals would send them twice.
     pub fn shares_our_process_group(&self) -> bool {
-        self.placement != Placement::OwnGroup
+        self.process_group != JobProcessGroup::Own
     }
 
-    /// Our ends of the job's standard input, output and error, where pipes were asked for.
+    /// Takes our ends of the job's standard input, output and error, where pipes were requested.
     pub fn take_streams(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>) {
         (self.guard.stdin.take(), self.guard.stdout.take(), self.guard.stderr.take())
     }
 
-    /// Sends a signal to the job's process group (to its main process alone if the group is ours too). A stopped job
-    /// that is told to end is continued, so that it can.
+    /// Sends a signal to the job's process group (only to its main process if the group is also ours). A stopped job is
+    /// continued on a termination signal, so that it can end.
     pub fn signal(&self, signal: Signal) -> Result<(), SpawnError> {
-        self.tell(ToKeeper::Signal(signal.as_raw()))
+        self.send_command(SupervisorCommand::Signal(signal.as_raw()))
     }
 
-    /// Kills the job and everything it started; [`Job::wait`] tells when that is done.
+    /// Kills every process of the job; [`Job::wait`] returns when they are gone.
     pub fn kill(&self) -> Result<(), SpawnError> {
-        self.tell(ToKeeper::Kill)?;
+        self.send_command(SupervisorCommand::Kill)?;
         match &self.group {
             Some(group) if self.ended.is_none() => Ok(group.kill()?),
             _ => Ok(()),
         }
     }
 
-    /// Kills the job and everything it started, and waits until all is gone. Also where those who keep it were stopped or
-    /// killed themselves, or a moment ago were not yet.
+    /// Kills every process of the job and waits until they are gone, even if the helper processes were stopped or
+    /// killed.
     pub fn kill_and_wait(&mut self) -> Result<JobEnd, SpawnError> {
         self.kill()?;
         let begun = Instant::now();
@@ -136,29 +136,30 @@ impl Job {
                 }
             }
             let waited = begun.elapsed();
-            if waited > 2 * STOPPED_PATIENCE {
-                // Its parent gone, the job is killed by the kernel; what it started is swept by the guard, or below.
-                self.signal_keeper(Signal::KILL);
+            if waited > 2 * SUPERVISOR_RESPONSE_TIMEOUT {
+                // Without its parent, the kernel kills the job; the guard or the code below kills the job's other
+                // processes.
+                self.signal_supervisor(Signal::KILL);
             }
-            if waited > 3 * STOPPED_PATIENCE {
+            if waited > 3 * SUPERVISOR_RESPONSE_TIMEOUT {
                 let _ = self.guard.kill();
             }
-            if matches!(wait_for(&self.link, PollFlags::IN, STOPPED_PAUSE), Ok(false)) {
-                self.wake_keepers();
+            if matches!(wait_until_ready(&self.socket, PollFlags::IN, SUPERVISOR_CHECK_INTERVAL), Ok(false)) {
+                self.resume_helpers();
             }
         }
     }
 
-    /// Whoever stopped the processes that keep the job: they have something to do.
-    pub(super) fn wake_keepers(&self) {
-        self.signal_keeper(Signal::CONT);
+    /// Resumes the helper processes in case they were stopped, because they have work to do.
+    pub(super) fn resume_helpers(&self) {
+        self.signal_supervisor(Signal::CONT);
         if let Some(guard) = as_pid(self.guard.id()) {
-            // Not reaped, so its number is its own.
+            // The guard is not reaped, so its pid is still its own.
             let _ = rustix::process::kill_process(guard, Signal::CONT);
         }
     }
 
-    /// Waits for the job to end by itself, and ends it ([`Job::kill_and_wait`]) where that takes longer.
+    /// Waits for the job to end by itself, and kills it ([`Job::kill_and_wait`]) after the grace period.
     pub fn wait_or_kill(&mut self, grace: Duration) -> Result<JobEnd, SpawnError> {
         let until = Instant::now() + grace;
         loop {
@@ -169,11 +170,11 @@ impl Job {
             if left.is_zero() {
                 return self.kill_and_wait();
             }
-            let _ = wait_for(&self.link, PollFlags::IN, left);
+            let _ = wait_until_ready(&self.socket, PollFlags::IN, left);
         }
     }
 
-    /// Waits for the job to end; stops and continuations pass by. May be called again for the same answer.
+    /// Waits for the job to end and ignores stops and continuations. Later calls return the same result.
     pub fn wait(&mut self) -> Result<JobEnd, SpawnError> {
         loop {
             if let JobEvent::Ended(end) = self.next_event()? {
@@ -182,59 +183,61 @@ impl Job {
         }
     }
 
-    /// Waits for the next thing the job does.
+    /// Waits for the next event of the job.
     pub fn next_event(&mut self) -> Result<JobEvent, SpawnError> {
         match self.receive(RecvFlags::empty())? {
             Some(event) => Ok(event),
-            None => Err(SpawnError::Keeper { why: "said nothing" }),
+            None => Err(SpawnError::Supervisor { why: "sent no event" }),
         }
     }
 
-    /// What the job did, if there is news. For asynchronous use: wait until the file descriptor is readable, then call
-    /// this until it says `None` or that the job has ended.
+    /// Returns the next event, if there is one. For asynchronous use: wait until the file descriptor is readable, then
+    /// call this until it returns `None` or the end of the job.
     pub fn try_next_event(&mut self) -> Result<Option<JobEvent>, SpawnError> {
         self.receive(RecvFlags::DONTWAIT)
     }
 
-    /// How many of the job's processes could not be killed when it ended: they hang inside the kernel or belong to
-    /// another user. The keeper goes on trying.
+    /// Number of the job's processes that could not be killed at its end: they hang inside the kernel or belong to
+    /// another user. The supervisor continues to kill them.
     pub fn stuck_processes(&self) -> u32 {
         self.stuck
     }
 
-    /// How many of the job's processes the kernel had killed, when it ended, because its group was over its memory limit.
+    /// Number of the job's processes that the kernel killed because the cgroup exceeded its memory limit, known at the
+    /// end.
     pub fn oom_kills(&self) -> u64 {
         self.oom_kills
     }
 
-    /// To be called on [`JobEvent::Stopped`]: does what a person at the terminal expects. We take the terminal back and
-    /// stop ourselves, so that the shell shows its prompt; continued (`fg`, `bg`), we continue the job, in the
-    /// foreground if we are. Returns at once if no terminal connects us and the job.
+    /// Mirrors a stop of the job, on [`JobEvent::Stopped`]. This program takes the terminal back and stops itself, so
+    /// that the shell shows its prompt. When continued (`fg`, `bg`), it continues the job, in the foreground if it is
+    /// there itself. Returns at once if this program and the job share no terminal.
     pub fn mirror_stop(&mut self, signal: i32) -> Result<(), SpawnError> {
         let Some(terminal) = &self.terminal else {
             return Ok(());
         };
-        // Stopped for touching the terminal, and we have it: it was brought to the foreground while running.
-        let only_wants_it = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal) && terminal.is_ours();
-        if !only_wants_it {
-            self.take_terminal_back(Modes::Restore)?;
-            rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).trying("stopping ourselves")?;
+        // Stopped for terminal access while we are in the foreground: the job was brought to the foreground while
+        // running.
+        let wants_terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal) && terminal.is_in_foreground();
+        if !wants_terminal {
+            self.reclaim_terminal(TerminalModes::Restore)?;
+            rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).trying("stop this process")?;
         }
-        self.give_terminal()?;
+        self.hand_over_terminal()?;
         self.signal(Signal::CONT)
     }
 
-    pub(super) fn give_terminal(&mut self) -> Result<(), SpawnError> {
+    pub(super) fn hand_over_terminal(&mut self) -> Result<(), SpawnError> {
         let Some(pid) = self.pid() else { return Ok(()) };
         match &mut self.terminal {
-            Some(terminal) => terminal.give_to(pid).trying("handing over the terminal"),
+            Some(terminal) => terminal.hand_over(pid).trying("hand over the terminal"),
             None => Ok(()),
         }
     }
 
-    fn take_terminal_back(&self, modes: Modes) -> Result<(), SpawnError> {
+    fn reclaim_terminal(&self, modes: TerminalModes) -> Result<(), SpawnError> {
         match (&self.terminal, self.pid()) {
-            (Some(terminal), Some(pid)) => terminal.take_back(pid, modes).trying("taking the terminal back"),
+            (Some(terminal), Some(pid)) => terminal.reclaim(pid, modes).trying("take the terminal back"),
             _ => Ok(()),
         }
     }
@@ -243,11 +246,11 @@ impl Job {
         as_pid(self.id.pid)
     }
 
-    pub(super) fn tell(&self, message: ToKeeper) -> Result<(), SpawnError> {
-        match self.link.send(message) {
-            // Ended meanwhile: what the message asked for no longer matters.
+    pub(super) fn send_command(&self, message: SupervisorCommand) -> Result<(), SpawnError> {
+        match self.socket.send(message) {
+            // The job has ended: the command no longer matters.
             Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) => Ok(()),
-            other => other.trying("telling the keeper of the job"),
+            other => other.trying("send a command to the job supervisor"),
         }
     }
 
@@ -255,81 +258,81 @@ impl Job {
         if let Some(end) = self.ended {
             return Ok(Some(JobEvent::Ended(end)));
         }
-        Ok(Some(match self.link.receive(flags) {
-            Ok(FromKeeper::Stopped(signal)) => JobEvent::Stopped(signal),
-            Ok(FromKeeper::Continued) => JobEvent::Continued,
-            Ok(FromKeeper::Exited { code, stuck }) => self.end(JobEnd::Exited(code), stuck),
-            Ok(FromKeeper::Signalled { signal, stuck }) => self.end(JobEnd::Signalled(signal), stuck),
-            Ok(FromKeeper::Prepared(_) | FromKeeper::Started | FromKeeper::ExecFailed(_)) => {
-                return Err(SpawnError::Keeper { why: "spoke out of turn" });
+        Ok(Some(match self.socket.receive(flags) {
+            Ok(SupervisorEvent::Stopped(signal)) => JobEvent::Stopped(signal),
+            Ok(SupervisorEvent::Continued) => JobEvent::Continued,
+            Ok(SupervisorEvent::Exited { code, stuck }) => self.record_end(JobEnd::Exited(code), stuck),
+            Ok(SupervisorEvent::Signalled { signal, stuck }) => self.record_end(JobEnd::Signalled(signal), stuck),
+            Ok(SupervisorEvent::Prepared(_) | SupervisorEvent::Started | SupervisorEvent::ExecFailed(_)) => {
+                return Err(SpawnError::Supervisor { why: "sent an unexpected event" });
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.after_both_keepers_died(),
-            Err(error) => return Err(error).trying("waiting for the job"),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => self.end_after_helpers_died(),
+            Err(error) => return Err(error).trying("wait for the job"),
         }))
     }
 
-    fn end(&mut self, end: JobEnd, stuck: u32) -> JobEvent {
+    fn record_end(&mut self, end: JobEnd, stuck: u32) -> JobEvent {
         self.ended = Some(end);
         self.stuck = stuck;
-        let modes = if matches!(end, JobEnd::Exited(_)) { Modes::Keep } else { Modes::Restore };
-        if let Err(error) = self.take_terminal_back(modes) {
-            tracing::debug!(%error, "the terminal is gone");
+        let modes = if matches!(end, JobEnd::Exited(_)) { TerminalModes::Keep } else { TerminalModes::Restore };
+        if let Err(error) = self.reclaim_terminal(modes) {
+            tracing::debug!(%error, "cannot take back the terminal");
         }
         if stuck == 0 {
-            // They have nothing left to do; stopped by somebody, they would not end. The keeper first: without its parent
-            // nobody would know it any more. An error means that the guard is reaped.
-            self.signal_keeper(Signal::KILL);
-            if let Some(keeper) = &self.keeper {
-                let _ = wait_for(keeper, PollFlags::IN, DROP_PATIENCE);
+            // The helpers have nothing left to do, but stopped ones would not exit. The supervisor comes first: without
+            // its parent it could no longer be identified. An error means that the guard is reaped.
+            self.signal_supervisor(Signal::KILL);
+            if let Some(supervisor) = &self.supervisor {
+                let _ = wait_until_ready(supervisor, PollFlags::IN, JOB_DROP_TIMEOUT);
             }
             let _ = self.guard.kill();
             let _ = self.guard.wait();
         } else {
-            tracing::warn!(job = %self.id, stuck, "processes of the job could not be killed");
+            tracing::warn!(job = %self.id, stuck, "some processes of the job could not be killed");
         }
-        self.end_group();
+        self.remove_cgroup();
         JobEvent::Ended(end)
     }
 
-    /// Guard and keeper were killed together. The kernel killed the main process with the keeper; what it started is
-    /// in the group, if there is one, or still below it for a moment.
-    fn after_both_keepers_died(&mut self) -> JobEvent {
+    /// Handles the death of both helpers. The kernel killed the main process together with the supervisor. The job's
+    /// other processes are in the cgroup, if there is one, or still below the main process for a moment.
+    fn end_after_helpers_died(&mut self) -> JobEvent {
         for id in ProcFs::system().descendants(self.id.pid).unwrap_or_default().into_iter().chain([self.id]) {
             if let Ok(Some(process)) = ProcessHandle::open(id) {
                 let _ = process.signal(Signal::KILL);
             }
         }
-        tracing::warn!(job = %self.id, "the keepers of the job were killed");
-        self.end(JobEnd::Signalled(Signal::KILL.as_raw()), 0)
+        tracing::warn!(job = %self.id, "the helper processes of the job were killed");
+        self.record_end(JobEnd::Signalled(Signal::KILL.as_raw()), 0)
     }
 
-    fn signal_keeper(&self, signal: Signal) {
-        if let Some(keeper) = &self.keeper {
-            // Gone already: its end is told by others.
-            let _ = keeper.signal(signal);
+    fn signal_supervisor(&self, signal: Signal) {
+        if let Some(supervisor) = &self.supervisor {
+            // The supervisor may be gone: its end is reported elsewhere.
+            let _ = supervisor.signal(signal);
         }
     }
 
-    fn end_group(&mut self) {
+    fn remove_cgroup(&mut self) {
         let Some(group) = self.group.take() else { return };
         self.oom_kills = group.usage_meter().oom_kills().unwrap_or(0);
-        let ended = group.kill().and_then(|()| group.wait_empty(Instant::now() + DROP_PATIENCE));
+        let ended = group.kill().and_then(|()| group.wait_empty(Instant::now() + JOB_DROP_TIMEOUT));
         if let Err(error) = ended.and_then(|_| group.remove()) {
-            tracing::warn!(group = %group.path().display(), %error, "the job's group could not be removed");
+            tracing::warn!(cgroup = %group.path().display(), %error, "cannot remove the job's cgroup");
         }
     }
 }
 
-/// The keeper of a job that was made a moment ago, and waits.
-fn parent_of(job: ProcessId) -> Option<ProcessHandle> {
+/// Opens the supervisor of a prepared job.
+fn open_parent(job: ProcessId) -> Option<ProcessHandle> {
     let parent = ProcessHandle::open(job).ok()??.parent().ok()??;
     ProcessHandle::open(ProcessId::of_pid(parent).ok()??).ok()?
 }
 
 impl AsFd for Job {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -338,84 +341,84 @@ impl Drop for Job {
         if self.ended.is_some() {
             return;
         }
-        // Not merely closed: a copy may live on in a process forked from us.
-        let _ = shutdown(&self.link, Shutdown::Both);
-        self.wake_keepers();
+        // Closing our end is not enough: a process forked from us may hold a copy.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.resume_helpers();
         let guard = as_pid(self.guard.id()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
         if let Some(Ok(guard)) = guard {
-            let _ = wait_for(&guard, PollFlags::IN, DROP_PATIENCE);
+            let _ = wait_until_ready(&guard, PollFlags::IN, JOB_DROP_TIMEOUT);
         }
         let _ = self.guard.try_wait();
-        let _ = self.take_terminal_back(Modes::Restore);
-        self.end_group();
+        let _ = self.reclaim_terminal(TerminalModes::Restore);
+        self.remove_cgroup();
     }
 }
 
-/// The terminal we run on, to be handed to the job and taken back.
+/// Our terminal, for the hand-over to the job and back.
 ///
-/// A terminal has one process group in its foreground, which may read from it and gets Ctrl-C and Ctrl-Z. If we are that
-/// group, and alone in it, the job's group takes our place while it runs. If others are in it with us (a pipeline, a
-/// script), taking the terminal away would stop them: then the job joins our group instead.
+/// A terminal has one foreground process group, which may read from it and receives Ctrl-C and Ctrl-Z. If our process
+/// is alone in that group, the job's group replaces it while the job runs. If other processes share our group (a
+/// pipeline, a script), they would be stopped without the terminal: then the job joins our group instead.
 #[derive(Debug)]
-pub(super) struct Terminal {
+pub(super) struct JobTerminal {
     device: File,
-    ours: Pid,
-    /// How it was set up when it was handed over; a job killed at work may leave it without echo.
+    own_group: Pid,
+    /// Settings at the hand-over; a killed job may leave the terminal without echo.
     modes: Option<Termios>,
 }
 
-/// What becomes of the terminal's settings when it is taken back.
+/// Treatment of the terminal's settings when it is taken back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Modes {
-    /// The job ended in order, and may have meant what it set.
+enum TerminalModes {
+    /// The job exited, so its settings may be intended.
     Keep,
-    /// The job was cut off, and had no chance to tidy up.
+    /// The job was killed and could not restore the settings.
     Restore,
 }
 
-/// Which process group the job gets, and the terminal to hand over to it, if any.
-pub(super) fn arrange(wish: TerminalUse) -> io::Result<(Placement, Option<Terminal>)> {
-    if wish == TerminalUse::Background {
-        return Ok((Placement::OwnGroup, None));
+/// Chooses the job's process group and the terminal to hand over, if any.
+pub(super) fn plan_terminal(terminal_use: TerminalUse) -> io::Result<(JobProcessGroup, Option<JobTerminal>)> {
+    if terminal_use == TerminalUse::Background {
+        return Ok((JobProcessGroup::Own, None));
     }
     let Ok(device) = File::options().read(true).write(true).open("/dev/tty") else {
-        return Ok((Placement::OwnGroup, None));
+        return Ok((JobProcessGroup::Own, None));
     };
-    let terminal = Terminal { device, ours: getpgrp(), modes: None };
-    let group = terminal.ours.as_raw_nonzero().get();
+    let terminal = JobTerminal { device, own_group: getpgrp(), modes: None };
+    let group = terminal.own_group.as_raw_nonzero().get();
     let shared = || -> io::Result<bool> {
         Ok(ProcFs::system().processes()?.iter().any(|stat| stat.group == group && stat.pid != std::process::id()))
     };
-    if terminal.is_ours() && shared()? {
-        return Ok((Placement::GroupOfStarter(group), None));
+    if terminal.is_in_foreground() && shared()? {
+        return Ok((JobProcessGroup::OfStarter(group), None));
     }
-    Ok((Placement::OwnGroup, Some(terminal)))
+    Ok((JobProcessGroup::Own, Some(terminal)))
 }
 
-impl Terminal {
-    /// Whether we are in its foreground right now.
-    fn is_ours(&self) -> bool {
-        tcgetpgrp(&self.device) == Ok(self.ours)
+impl JobTerminal {
+    /// Whether our group is in the foreground now.
+    fn is_in_foreground(&self) -> bool {
+        tcgetpgrp(&self.device) == Ok(self.own_group)
     }
 
-    /// Hands it to the job's group, if it is ours at the moment.
-    fn give_to(&mut self, group: Pid) -> io::Result<()> {
-        if self.is_ours() {
+    /// Hands the terminal to the job's group, if our group is in the foreground.
+    fn hand_over(&mut self, group: Pid) -> io::Result<()> {
+        if self.is_in_foreground() {
             self.modes = tcgetattr(&self.device).ok();
-            from_the_background(|| tcsetpgrp(&self.device, group))?;
+            with_ttou_blocked(|| tcsetpgrp(&self.device, group))?;
         }
         Ok(())
     }
 
-    /// Takes it back if the job's group has it; a shell may have given it to somebody else meanwhile.
-    fn take_back(&self, group: Pid, modes: Modes) -> io::Result<()> {
+    /// Takes the terminal back if the job's group has it; a shell may have given it to another group.
+    fn reclaim(&self, group: Pid, modes: TerminalModes) -> io::Result<()> {
         if tcgetpgrp(&self.device)? != group {
             return Ok(());
         }
-        from_the_background(|| {
-            tcsetpgrp(&self.device, self.ours)?;
+        with_ttou_blocked(|| {
+            tcsetpgrp(&self.device, self.own_group)?;
             match (&self.modes, modes) {
-                (Some(before), Modes::Restore) => tcsetattr(&self.device, OptionalActions::Drain, before),
+                (Some(before), TerminalModes::Restore) => tcsetattr(&self.device, OptionalActions::Drain, before),
                 _ => Ok(()),
             }
         })?;
@@ -423,7 +426,7 @@ impl Terminal {
     }
 }
 
-/// Touching the terminal from the background works where SIGTTOU is blocked, instead of stopping us.
-fn from_the_background<T>(action: impl FnOnce() -> T) -> T {
+/// Blocks SIGTTOU during a terminal access from the background, which would otherwise stop us.
+fn with_ttou_blocked<T>(action: impl FnOnce() -> T) -> T {
     with_signals_blocked(&[Signal::TTOU], action)
 }

@@ -1,9 +1,9 @@
-//! Starting a job that cannot outlive its starter.
+//! Starts a job that cannot outlive its starter.
 //!
-//! [`Job::prepare`] makes the job's process and stops short of running the program, so that it can be put into a group
-//! or told to the agent first; [`StagedJob::start`] lets it run. When a [`Job`] is dropped, or this program dies in
-//! whatever way, everything the job ever started is killed ([`crate::keeper`] does it); nothing is left either when the
-//! job ends by itself. The program must call [`crate::keeper::run_helper_if_requested`] first thing in its `main`.
+//! [`Job::prepare`] creates the job's process without running the program, so that the process can first join a cgroup
+//! or be registered with the agent; [`StagedJob::start`] runs the program. When the job ends, a [`Job`] is dropped, or
+//! this program dies in any way, [`crate::supervisor`] kills every process that the job started. The program must call
+//! [`crate::supervisor::run_helper_if_requested`] first in its `main`.
 
 mod job;
 
@@ -20,23 +20,25 @@ use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::Signal;
 
-use job::arrange;
+use job::plan_terminal;
 pub use job::{Job, JobEnd, JobEvent};
 
 use crate::cgroup::{CgroupError, ProcessCgroup};
-use crate::keeper::{FromKeeper, KEEPER_ARGUMENT, Link, Order, Placement, ToKeeper};
-use crate::limits::{KEEPER_START_PATIENCE, STOPPED_PAUSE};
+use crate::limits::{SUPERVISOR_CHECK_INTERVAL, SUPERVISOR_START_TIMEOUT};
 use crate::process::{ProcFs, ProcessHandle, ProcessId};
-use crate::wait_for;
+use crate::supervisor::{
+    JobProcessGroup, SUPERVISOR_ARGUMENT, SupervisorArguments, SupervisorCommand, SupervisorEvent, SupervisorSocket,
+};
+use crate::wait_until_ready;
 
-/// What a job has to do with the terminal this program runs on.
+/// Relation between a job and the terminal of this program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TerminalUse {
-    /// Nothing: it runs in a process group of its own, in the background.
+    /// No terminal: the job runs in a process group of its own, in the background.
     #[default]
     Background,
-    /// What it would have if started by hand: the keyboard, Ctrl-C and Ctrl-Z are the job's while we are in the
-    /// foreground. Without a terminal, or in the background, the same as [`TerminalUse::Background`].
+    /// The job gets the keyboard, Ctrl-C and Ctrl-Z while this program is in the foreground. Without a terminal, or in
+    /// the background, the same as [`TerminalUse::Background`].
     Foreground,
 }
 
@@ -50,11 +52,11 @@ pub struct JobSpec {
     directory: Option<PathBuf>,
     streams: Option<[Stdio; 3]>,
     terminal: TerminalUse,
-    keeper_program: PathBuf,
+    supervisor_program: PathBuf,
 }
 
 impl JobSpec {
-    /// Runs this program, looked up in the job's `PATH` unless it holds a `/`.
+    /// Runs this program, looked up in the job's `PATH` unless it contains a `/`.
     pub fn new(program: impl Into<OsString>) -> Self {
         Self {
             program: program.into(),
@@ -63,8 +65,8 @@ impl JobSpec {
             directory: None,
             streams: None,
             terminal: TerminalUse::default(),
-            // The running program itself, also when its file has been replaced or removed since.
-            keeper_program: PathBuf::from("/proc/self/exe"),
+            // The running program itself, even if its file was replaced or removed.
+            supervisor_program: PathBuf::from("/proc/self/exe"),
         }
     }
 
@@ -74,7 +76,7 @@ impl JobSpec {
         self
     }
 
-    /// Sets a variable of the job's environment, which else is ours.
+    /// Sets a variable in the job's environment, which is otherwise inherited.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
         self
@@ -86,28 +88,28 @@ impl JobSpec {
         self
     }
 
-    /// The directory to run in, else ours.
+    /// Sets the working directory (default: inherited).
     pub fn directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.directory = Some(directory.into());
         self
     }
 
-    /// Standard input, output and error, else ours. Of pipes, our ends are taken by [`Job::take_streams`].
+    /// Sets standard input, output and error (default: inherited). [`Job::take_streams`] returns our ends of pipes.
     pub fn streams(mut self, input: impl Into<Stdio>, output: impl Into<Stdio>, error: impl Into<Stdio>) -> Self {
         self.streams = Some([input.into(), output.into(), error.into()]);
         self
     }
 
-    /// What the job has to do with our terminal.
+    /// Sets the job's relation to our terminal.
     pub fn terminal(mut self, terminal: TerminalUse) -> Self {
         self.terminal = terminal;
         self
     }
 
-    /// Another program to act as keeper: one whose `main` calls [`crate::keeper::run_helper_if_requested`]. For programs that
-    /// cannot do so themselves, such as an interpreter that loaded this crate.
-    pub fn keeper_program(mut self, program: impl Into<PathBuf>) -> Self {
-        self.keeper_program = program.into();
+    /// Sets another program as supervisor: its `main` must call [`crate::supervisor::run_helper_if_requested`]. For
+    /// programs that cannot call it themselves, such as an interpreter that loaded this crate.
+    pub fn supervisor_program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.supervisor_program = program.into();
         self
     }
 }
@@ -125,24 +127,25 @@ impl Job {
         Self::prepare(spec)?.start()
     }
 
-    /// Makes the job's process, which then waits for [`StagedJob::start`].
+    /// Creates the job's process, which then waits for [`StagedJob::start`].
     pub fn prepare(spec: JobSpec) -> Result<StagedJob, SpawnError> {
-        let (placement, terminal) = arrange(spec.terminal).trying("looking at the terminal")?;
+        let (process_group, terminal) = plan_terminal(spec.terminal).trying("examine the terminal")?;
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .trying("making the link to the keeper of the job")?;
+            .trying("create the socket to the job supervisor")?;
         let program = spec.program.clone();
-        let mut guard = start_guard(spec, placement, theirs)?;
-        let link = Link::new(ours);
-        let why = match next_message(&link, || wake(&guard)) {
-            Ok(Some(FromKeeper::Prepared(id))) => {
-                return Ok(StagedJob { job: Job::new(guard, link, id, placement, terminal), program });
+        let mut guard = start_guard(spec, process_group, theirs)?;
+        let socket = SupervisorSocket::new(ours);
+        let why = match receive_message(&socket, || resume_descendants(&guard)) {
+            Ok(Some(SupervisorEvent::Prepared(id))) => {
+                return Ok(StagedJob { job: Job::new(guard, socket, id, process_group, terminal), program });
             }
-            Ok(None) => SpawnError::Keeper { why: "did not come up in time" },
+            Ok(None) => SpawnError::Supervisor { why: "did not start in time" },
             Err(error @ SpawnError::Io { .. }) => error,
-            Ok(Some(_)) | Err(_) => SpawnError::Keeper { why: "ended before the job's process existed" },
+            Ok(Some(_)) | Err(_) => SpawnError::Supervisor { why: "exited before the job's process existed" },
         };
-        // Without its first word it holds no job; closing the link would end it too, this is to reap it.
+        // Without its first message the guard holds no job. A closed socket would end it too; the kill is needed to
+        // reap it.
         let _ = guard.kill();
         let _ = guard.wait();
         Err(why)
@@ -150,45 +153,47 @@ impl Job {
 }
 
 impl StagedJob {
-    /// The process that will run the program, under this very pid.
+    /// Returns the process that will run the program, with the same pid.
     pub fn id(&self) -> ProcessId {
         self.job.id()
     }
 
-    /// Puts the process into a group, which from now on is the job's: killed and removed with it.
+    /// Puts the process into a cgroup, which then belongs to the job: killed and removed with it.
     pub fn join_cgroup(&mut self, group: ProcessCgroup) -> Result<(), SpawnError> {
         group.add_process(self.id())?;
         self.job.group = Some(group);
         Ok(())
     }
 
-    /// Lets the program run. Returns when it does, or says why it cannot.
+    /// Runs the program. Returns when it runs, or with the reason why it cannot.
     pub fn start(mut self) -> Result<Job, SpawnError> {
-        self.job.give_terminal()?;
-        self.job.tell(ToKeeper::Start)?;
+        self.job.hand_over_terminal()?;
+        self.job.send_command(SupervisorCommand::Start)?;
         loop {
-            match next_message(&self.job.link, || self.job.wake_keepers())? {
-                Some(FromKeeper::Started) => return Ok(self.job),
-                Some(FromKeeper::ExecFailed(errno)) => return Err(SpawnError::of_exec(self.program, errno)),
-                // Somebody stopped the waiting process: it starts when they let it go on.
-                Some(FromKeeper::Stopped(_) | FromKeeper::Continued) => {}
-                Some(_) => return Err(SpawnError::Keeper { why: "was killed before the job started" }),
-                None => return Err(SpawnError::Keeper { why: "did not start the job in time" }),
+            match receive_message(&self.job.socket, || self.job.resume_helpers())? {
+                Some(SupervisorEvent::Started) => return Ok(self.job),
+                Some(SupervisorEvent::ExecFailed(errno)) => {
+                    return Err(SpawnError::from_exec_errno(self.program, errno));
+                }
+                // The waiting process was stopped: it starts when it is continued.
+                Some(SupervisorEvent::Stopped(_) | SupervisorEvent::Continued) => {}
+                Some(_) => return Err(SpawnError::Supervisor { why: "was killed before the job started" }),
+                None => return Err(SpawnError::Supervisor { why: "did not start the job in time" }),
             }
         }
     }
 }
 
-fn start_guard(spec: JobSpec, placement: Placement, link: OwnedFd) -> Result<Child, SpawnError> {
-    let order = Order {
-        link: link.as_raw_fd(),
+fn start_guard(spec: JobSpec, process_group: JobProcessGroup, socket: OwnedFd) -> Result<Child, SpawnError> {
+    let arguments = SupervisorArguments {
+        socket: socket.as_raw_fd(),
         starter: std::process::id().cast_signed(),
-        placement,
+        process_group,
         program: spec.program,
         arguments: spec.arguments,
     };
-    let mut command = Command::new(spec.keeper_program);
-    command.arg0("gpupool-keeper").arg(KEEPER_ARGUMENT).args(order.to_arguments());
+    let mut command = Command::new(spec.supervisor_program);
+    command.arg0("gpupool-keeper").arg(SUPERVISOR_ARGUMENT).args(arguments.to_arguments());
     for (name, value) in spec.environment {
         match value {
             Some(value) => command.env(name, value),
@@ -196,92 +201,92 @@ fn start_guard(spec: JobSpec, placement: Placement, link: OwnedFd) -> Result<Chi
         };
     }
     if let Some(directory) = &spec.directory {
-        // Asked here, as the failure of the start below would not tell directory and program apart.
+        // Checked here because the error of the spawn does not distinguish directory and program.
         let path = || directory.clone();
-        can_be_entered(directory).map_err(|source| SpawnError::Directory { path: path(), source })?;
+        check_directory(directory).map_err(|source| SpawnError::Directory { path: path(), source })?;
         command.current_dir(directory);
     }
     if let Some([input, output, error]) = spec.streams {
         command.stdin(input).stdout(output).stderr(error);
     }
-    inherit(&mut command, link);
-    command.spawn().trying("starting the keeper of the job")
+    pass_socket(&mut command, socket);
+    command.spawn().trying("start the job supervisor")
 }
 
-fn can_be_entered(directory: &Path) -> io::Result<()> {
+fn check_directory(directory: &Path) -> io::Result<()> {
     if !std::fs::metadata(directory)?.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
     }
     Ok(rustix::fs::access(directory, rustix::fs::Access::EXEC_OK)?)
 }
 
-/// Leaves the link open in this one child; all others started meanwhile by other threads do not get it.
+/// Leaves the socket open in this one child; children of other threads do not inherit it.
 #[allow(unsafe_code, reason = "code between fork and exec")]
-fn inherit(command: &mut Command, link: OwnedFd) {
-    // SAFETY: one fcntl system call, no memory taken, no lock touched. The descriptor is owned by the closure and so
-    // open until the command is dropped after the start.
+fn pass_socket(command: &mut Command, socket: OwnedFd) {
+    // SAFETY: one fcntl system call, no allocation, no lock. The closure owns the descriptor, so it is open until the
+    // command is dropped after the start.
     unsafe {
-        command.pre_exec(move || Ok(rustix::io::fcntl_setfd(&link, FdFlags::empty())?));
+        command.pre_exec(move || Ok(rustix::io::fcntl_setfd(&socket, FdFlags::empty())?));
     }
 }
 
-/// Somebody may have stopped those who are to keep the job.
-fn wake(guard: &Child) {
+/// Resumes the helper processes, which may have been stopped.
+fn resume_descendants(guard: &Child) {
     let below = ProcFs::system().descendants(guard.id()).unwrap_or_default();
     let all = ProcessId::of_pid(guard.id()).ok().flatten().into_iter().chain(below);
     for process in all.filter_map(|id| ProcessHandle::open(id).ok().flatten()) {
-        // Gone meanwhile: that is told by the link.
+        // A process that is gone is reported through the socket.
         let _ = process.signal(Signal::CONT);
     }
 }
 
-/// The next thing a keeper says that is being started; `None` if it says nothing in time. Somebody may have stopped it: it
-/// is woken now and then.
-fn next_message(link: &Link, wake: impl Fn()) -> Result<Option<FromKeeper>, SpawnError> {
-    let deadline = Instant::now() + KEEPER_START_PATIENCE;
+/// Returns the next message of a starting supervisor; `None` after the timeout. Resumes the supervisor now and then,
+/// because it may have been stopped.
+fn receive_message(socket: &SupervisorSocket, resume: impl Fn()) -> Result<Option<SupervisorEvent>, SpawnError> {
+    let deadline = Instant::now() + SUPERVISOR_START_TIMEOUT;
     loop {
-        match link.receive(RecvFlags::DONTWAIT) {
+        match socket.receive(RecvFlags::DONTWAIT) {
             Ok(message) => return Ok(Some(message)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                return Err(SpawnError::Keeper { why: "was killed before the job started" });
+                return Err(SpawnError::Supervisor { why: "was killed before the job started" });
             }
-            Err(error) => return Err(error).trying("waiting for the job to start"),
+            Err(error) => return Err(error).trying("wait for the job to start"),
         }
         if Instant::now() > deadline {
             return Ok(None);
         }
-        if !wait_for(link, PollFlags::IN, STOPPED_PAUSE).trying("waiting for the keeper of the job")? {
-            wake();
+        if !wait_until_ready(socket, PollFlags::IN, SUPERVISOR_CHECK_INTERVAL).trying("wait for the job supervisor")? {
+            resume();
         }
     }
 }
 
-/// Why a job could not be started or followed, by what the caller can do about it.
+/// Error of starting or following a job, by what the caller can do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// There is no such program: a shell would exit with 127.
+    /// The program does not exist: a shell would exit with 127.
     #[error("{}: command not found", program.display())]
     NotFound { program: OsString },
-    /// The program is there but cannot be run: a shell would exit with 126.
+    /// The program exists but cannot be executed: a shell would exit with 126.
     #[error("{} cannot be run: {source}", program.display())]
     NotExecutable { program: OsString, source: io::Error },
     /// The working directory cannot be entered.
-    #[error("working directory {}: {source}", path.display())]
+    #[error("cannot enter working directory {}: {source}", path.display())]
     Directory { path: PathBuf, source: io::Error },
-    /// The process beside the job did not come up or was killed.
-    #[error("the keeper of the job {why}")]
-    Keeper { why: &'static str },
-    /// The process could not be put into its group.
+    /// The supervisor process did not start or was killed.
+    #[error("the job supervisor {why}")]
+    Supervisor { why: &'static str },
+    /// The process could not join its cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
-    /// The system refused.
-    #[error("{action}: {source}")]
+    /// A system call failed.
+    #[error("cannot {action}: {source}")]
     Io { action: &'static str, source: io::Error },
 }
 
 impl SpawnError {
-    /// The exit code a shell would give.
+    /// Returns the exit code of a shell.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::NotFound { .. } => 127,
@@ -289,7 +294,7 @@ impl SpawnError {
         }
     }
 
-    fn of_exec(program: OsString, errno: i32) -> Self {
+    fn from_exec_errno(program: OsString, errno: i32) -> Self {
         match errno {
             libc::ENOENT | libc::ENOTDIR => Self::NotFound { program },
             _ => Self::NotExecutable { program, source: io::Error::from_raw_os_error(errno) },
@@ -297,12 +302,12 @@ impl SpawnError {
     }
 }
 
-/// Adds what was tried to a system error.
-pub(super) trait Trying<T> {
+/// Adds the failed action to a system error.
+pub(super) trait SpawnIoContext<T> {
     fn trying(self, action: &'static str) -> Result<T, SpawnError>;
 }
 
-impl<T, E: Into<io::Error>> Trying<T> for Result<T, E> {
+impl<T, E: Into<io::Error>> SpawnIoContext<T> for Result<T, E> {
     fn trying(self, action: &'static str) -> Result<T, SpawnError> {
         self.map_err(|source| SpawnError::Io { action, source: source.into() })
     }

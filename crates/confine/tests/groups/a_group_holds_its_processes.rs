@@ -1,4 +1,4 @@
-//! Groups on the running kernel: made, limited, watched, killed, found again, removed.
+//! Cgroups on the running kernel: created, limited, observed, killed, opened again, removed.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -7,21 +7,20 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Instant;
 
 use crate::support::{
-    PATIENCE, Starter, escaping_job, expect_gone, group_name, groups_or_skip, is_root, kill, memory_peak, skipped,
-    v1_alone,
+    StarterProcess, WAIT_TIMEOUT, cgroups_or_skip, detect_v1_only, expect_exited, is_root, job_with_escapes,
+    kill_process, memory_peak, skipped, unique_group_name,
 };
 use gpupool_confine::cgroup::{CgroupError, CgroupLayout, CgroupLimits, CgroupManager, ProcessCgroup};
 use gpupool_confine::process::ProcessId;
 
-/// A process of the test that is put into a group and killed with it.
-fn sleeper() -> (Child, ProcessId) {
+/// A process of the test that is added to a cgroup and killed with it.
+fn start_sleeper() -> (Child, ProcessId) {
     let child = Command::new("sleep").arg("600").stdin(Stdio::null()).process_group(0).spawn().unwrap();
     let id = ProcessId::of_pid(child.id()).unwrap().unwrap();
     (child, id)
 }
 
-/// A Python process that waits for its standard input to end and then runs the script, which thus runs in whatever
-/// group the process was put into before.
+/// Starts a Python process that waits for the end of its standard input and then runs the script in its current cgroup.
 fn waiting_python(script: &str) -> Child {
     let script = format!("import os, sys\nprint('ready', flush=True)\nsys.stdin.read()\n{script}");
     let mut command = Command::new("python3");
@@ -32,7 +31,7 @@ fn waiting_python(script: &str) -> Child {
     child
 }
 
-/// Puts the waiting process into the group, lets it run and waits for its end.
+/// Adds the waiting process to the cgroup, lets it run and waits for its exit.
 fn run_in(group: &ProcessCgroup, mut child: Child) -> ExitStatus {
     group.add_process(ProcessId::of_pid(child.id()).unwrap().unwrap()).unwrap();
     drop(child.stdin.take());
@@ -40,20 +39,20 @@ fn run_in(group: &ProcessCgroup, mut child: Child) -> ExitStatus {
 }
 
 fn expect_empty(group: &ProcessCgroup) {
-    assert!(group.wait_empty(Instant::now() + PATIENCE).unwrap(), "still in it: {:?}", group.processes());
+    assert!(group.wait_empty(Instant::now() + WAIT_TIMEOUT).unwrap(), "still in it: {:?}", group.processes());
 }
 
-/// The whole life of a group, on whatever path `cgroups` found.
-fn live_through(cgroups: &CgroupManager, story: &str) {
-    let name = group_name(story);
+/// Runs through the whole life of a cgroup.
+fn check_lifecycle(cgroups: &CgroupManager, story: &str) {
+    let name = unique_group_name(story);
     let group = cgroups.create(&name, &CgroupLimits { host_memory: Some(256 << 20), pids: Some(64) }).unwrap();
     assert!(matches!(cgroups.create(&name, &CgroupLimits::default()), Err(CgroupError::Exists { .. })));
     assert!(cgroups.cgroup_names().unwrap().contains(&name));
     assert!(!group.is_populated().unwrap());
     expect_empty(&group);
 
-    let (mut first, first_id) = sleeper();
-    let (mut second, second_id) = sleeper();
+    let (mut first, first_id) = start_sleeper();
+    let (mut second, second_id) = start_sleeper();
     group.add_process(first_id).unwrap();
     group.add_process(second_id).unwrap();
     assert!(group.is_populated().unwrap());
@@ -68,7 +67,7 @@ fn live_through(cgroups: &CgroupManager, story: &str) {
         other => panic!("a group with processes was removed: {other:?}"),
     }
 
-    // As after a restart: the group is found by its name, and killed without anything else known about it.
+    // As after a restart: the cgroup is opened by name and killed without any other knowledge.
     drop(group);
     let group = cgroups.open(&name).unwrap().unwrap();
     group.set_limits(&CgroupLimits { host_memory: None, pids: None }).unwrap();
@@ -84,27 +83,27 @@ fn live_through(cgroups: &CgroupManager, story: &str) {
 }
 
 #[test]
-fn a_group_lives_and_dies_on_this_machine() {
-    let Some(cgroups) = groups_or_skip() else { return };
+fn a_cgroup_is_created_killed_and_removed() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
     if !cgroups.limits_memory() || !cgroups.limits_pids() {
         return skipped("limits by control groups", &cgroups.describe());
     }
-    live_through(&cgroups, "life");
+    check_lifecycle(&cgroups, "life");
 }
 
 #[test]
-fn a_group_lives_and_dies_with_v1_alone() {
-    let Some(cgroups) = v1_alone() else { return skipped("cgroup v1", "this machine has no cgroup v1") };
+fn a_v1_cgroup_is_created_killed_and_removed() {
+    let Some(cgroups) = detect_v1_only() else { return skipped("cgroup v1", "this machine has no cgroup v1") };
     if !cgroups.limits_memory() || !cgroups.limits_pids() {
         return skipped("limits by control groups", &cgroups.describe());
     }
-    live_through(&cgroups, "v1");
+    check_lifecycle(&cgroups, "v1");
 }
 
 #[test]
-fn neither_process_1_nor_ourselves_get_into_a_group() {
-    let Some(cgroups) = groups_or_skip() else { return };
-    let group = cgroups.create(&group_name("refuse"), &CgroupLimits::default()).unwrap();
+fn process_1_and_this_process_are_never_added_to_a_cgroup() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
+    let group = cgroups.create(&unique_group_name("refuse"), &CgroupLimits::default()).unwrap();
     let init = ProcessId { pid: 1, started: 0 };
     for process in [ProcessId::current().unwrap(), init] {
         assert!(matches!(group.add_process(process), Err(CgroupError::Refused { .. })), "{process} was taken");
@@ -114,13 +113,14 @@ fn neither_process_1_nor_ourselves_get_into_a_group() {
 }
 
 #[test]
-fn a_hog_is_killed_by_the_limit_of_its_group_and_counted() {
-    let Some(cgroups) = groups_or_skip() else { return };
+fn a_memory_hog_is_killed_by_its_cgroup_and_counted() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
     if !cgroups.limits_memory() {
         return skipped("limits by control groups", &cgroups.describe());
     }
     let limit = 64 << 20;
-    let group = cgroups.create(&group_name("hog"), &CgroupLimits { host_memory: Some(limit), pids: None }).unwrap();
+    let group =
+        cgroups.create(&unique_group_name("hog"), &CgroupLimits { host_memory: Some(limit), pids: None }).unwrap();
     assert_eq!(group.usage_meter().oom_kills(), Some(0));
     let status = run_in(&group, waiting_python("b = b'x' * (512 << 20); sys.exit(len(b) == 0)"));
     let (kills, peak) = (group.usage_meter().oom_kills(), memory_peak(&cgroups, group.name()));
@@ -133,11 +133,11 @@ fn a_hog_is_killed_by_the_limit_of_its_group_and_counted() {
 
 #[test]
 fn a_limit_on_processes_stops_forks() {
-    let Some(cgroups) = groups_or_skip() else { return };
+    let Some(cgroups) = cgroups_or_skip() else { return };
     if !cgroups.limits_pids() {
         return skipped("limits by control groups", &cgroups.describe());
     }
-    let group = cgroups.create(&group_name("pids"), &CgroupLimits { host_memory: None, pids: Some(3) }).unwrap();
+    let group = cgroups.create(&unique_group_name("pids"), &CgroupLimits { host_memory: None, pids: Some(3) }).unwrap();
     let script = "made = 0\n\
         try:\n    while made < 10:\n        if os.fork() == 0:\n            import time; time.sleep(600)\n        made += 1\n\
         except BlockingIOError:\n    pass\n\
@@ -150,12 +150,12 @@ fn a_limit_on_processes_stops_forks() {
 }
 
 #[test]
-fn groups_the_job_made_inside_are_killed_and_removed_too() {
-    let Some(cgroups) = groups_or_skip() else { return };
-    let group = cgroups.create(&group_name("nested"), &CgroupLimits::default()).unwrap();
+fn nested_cgroups_of_the_job_are_killed_and_removed() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
+    let group = cgroups.create(&unique_group_name("nested"), &CgroupLimits::default()).unwrap();
     let inner = group.path().join("a").join("b");
     std::fs::create_dir_all(&inner).unwrap();
-    let (mut child, id) = sleeper();
+    let (mut child, id) = start_sleeper();
     std::fs::write(inner.join("cgroup.procs"), id.pid.to_string()).unwrap();
     assert_eq!(group.processes().unwrap(), [id.pid]);
     assert!(group.is_populated().unwrap());
@@ -167,59 +167,59 @@ fn groups_the_job_made_inside_are_killed_and_removed_too() {
 }
 
 #[test]
-fn a_job_is_in_its_group_before_it_runs_and_the_group_goes_with_it() {
-    let Some(cgroups) = groups_or_skip() else { return };
-    let name = group_name("job");
+fn a_job_joins_its_cgroup_before_it_runs_and_the_cgroup_ends_with_it() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
+    let name = unique_group_name("job");
     let own = format!("/gpupool/{name}");
-    let mut starter = Starter::run(&["--group", &name], &["grep", "-o", &own, "/proc/self/cgroup"]);
+    let mut starter = StarterProcess::run(&["--group", &name], &["grep", "-o", &own, "/proc/self/cgroup"]);
     starter.expect(&own);
     starter.expect("ended exited 0");
     starter.exit_code();
 
-    let mut starter = Starter::run(&["--group", &name], &escaping_job("sys.stdin.readline(); sys.exit(4)"));
-    let escapers = starter.escapers();
-    let mut expected: Vec<u32> = escapers.iter().map(|process| process.id().pid).collect();
+    let mut starter = StarterProcess::run(&["--group", &name], &job_with_escapes("sys.stdin.readline(); sys.exit(4)"));
+    let escaped = starter.escaped_processes();
+    let mut expected: Vec<u32> = escaped.iter().map(|process| process.id().pid).collect();
     expected.sort_unstable();
     assert_eq!(cgroups.open(&name).unwrap().unwrap().processes().unwrap(), expected);
-    starter.give_input();
+    starter.send_input();
     assert_eq!(starter.expect("ended "), "exited 4");
-    expect_gone(&escapers);
+    expect_exited(&escaped);
     starter.exit_code();
     assert!(cgroups.open(&name).unwrap().is_none(), "the group outlived its job");
 }
 
 #[test]
-fn with_a_group_even_both_keepers_may_be_killed_at_once() {
-    let Some(cgroups) = groups_or_skip() else { return };
-    let name = group_name("both");
-    let mut starter = Starter::run(&["--group", &name], &escaping_job("time.sleep(600)"));
-    let escapers = starter.escapers();
-    let (guard, keeper) = starter.keepers();
-    // Stopped first: it has no chance to act between the two kills.
+fn with_a_cgroup_a_kill_of_both_helpers_leaves_no_process() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
+    let name = unique_group_name("both");
+    let mut starter = StarterProcess::run(&["--group", &name], &job_with_escapes("time.sleep(600)"));
+    let escaped = starter.escaped_processes();
+    let (guard, supervisor) = starter.helper_processes();
+    // Stopped first, so that it cannot act between the two kills.
     guard.signal(gpupool_confine::Signal::STOP).unwrap();
-    kill(&keeper);
-    kill(&guard);
+    kill_process(&supervisor);
+    kill_process(&guard);
     assert_eq!(starter.expect("ended "), "signalled 9");
-    expect_gone(&escapers);
+    expect_exited(&escaped);
     starter.exit_code();
     assert!(cgroups.open(&name).unwrap().is_none());
 }
 
 #[test]
-fn a_group_can_be_killed_by_somebody_else_and_the_job_says_so() {
-    let Some(cgroups) = groups_or_skip() else { return };
-    let name = group_name("agent");
-    let mut starter = Starter::run(&["--group", &name], &escaping_job("time.sleep(600)"));
-    let escapers = starter.escapers();
-    let (guard, keeper) = starter.keepers();
+fn a_kill_of_the_cgroup_by_another_process_is_reported() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
+    let name = unique_group_name("agent");
+    let mut starter = StarterProcess::run(&["--group", &name], &job_with_escapes("time.sleep(600)"));
+    let escaped = starter.escaped_processes();
+    let (guard, supervisor) = starter.helper_processes();
     cgroups.open(&name).unwrap().unwrap().kill().unwrap();
     assert_eq!(starter.expect("ended "), "signalled 9");
-    expect_gone(escapers.iter().chain([&guard, &keeper]));
+    expect_exited(escaped.iter().chain([&guard, &supervisor]));
 }
 
 #[test]
-fn an_ordinary_user_gets_groups_below_a_cgroup_that_was_handed_over_and_else_a_reason() {
-    let Some(cgroups) = groups_or_skip() else { return };
+fn an_unprivileged_user_can_create_cgroups_only_below_a_delegated_one() {
+    let Some(cgroups) = cgroups_or_skip() else { return };
     let Some(unified) = cgroups.base_paths().next().and_then(|base| base.parent().map(Path::to_owned)) else { return };
     if !is_root() || cgroups.layout() == CgroupLayout::V1 || !unified.join("cgroup.procs").exists() {
         return skipped("delegated control groups", "needs root and cgroup v2, to hand a part of it to user 65534");
@@ -246,18 +246,19 @@ fn an_ordinary_user_gets_groups_below_a_cgroup_that_was_handed_over_and_else_a_r
         std::os::unix::fs::chown(file, Some(65534), Some(65534)).unwrap();
     }
     let enter = format!("echo $$ > {}/cgroup.procs;", scope.display());
-    let mut starter = Starter::run_by(as_nobody(&enter), &["--group", "mine"], &escaping_job("time.sleep(600)"));
-    let escapers = starter.escapers();
+    let mut starter =
+        StarterProcess::run_by(as_nobody(&enter), &["--group", "mine"], &job_with_escapes("time.sleep(600)"));
+    let escaped = starter.escaped_processes();
     assert!(scope.join("gpupool/mine/cgroup.procs").exists());
-    let (guard, keeper) = starter.keepers();
+    let (guard, supervisor) = starter.helper_processes();
     guard.signal(gpupool_confine::Signal::STOP).unwrap();
-    kill(&keeper);
-    kill(&guard);
+    kill_process(&supervisor);
+    kill_process(&guard);
     assert_eq!(starter.expect("ended "), "signalled 9");
-    expect_gone(&escapers);
+    expect_exited(&escaped);
     starter.exit_code();
     std::fs::remove_dir(scope.join("gpupool")).unwrap();
-    // Made where there are controllers to hand down, with the starter in it, which has gone.
+    // The leaf exists if there are controllers to enable; the starter in it has exited.
     if scope.join("agent").exists() {
         std::fs::remove_dir(scope.join("agent")).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Groups on the running kernel, and those that killed programs left.
+//! Cgroups on the running kernel, and orphaned cgroups of killed programs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod a_group_holds_its_processes;

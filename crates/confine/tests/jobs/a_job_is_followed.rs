@@ -1,26 +1,28 @@
-//! The library as a program with many threads uses it: environment, streams, signals, waiting without blocking.
+//! Use of the library from a program with many threads: environment, streams, signals, waiting without blocking.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 use std::time::Instant;
 
-use crate::support::{ESCAPING_PIDS, PATIENCE, escaping_job, expect_gone, held, starter_program};
+use crate::support::{
+    ESCAPING_PID_COUNT, WAIT_TIMEOUT, expect_exited, job_with_escapes, open_process, starter_program,
+};
 use gpupool_confine::Signal;
 use gpupool_confine::process::ProcFs;
 use gpupool_confine::spawn::{Job, JobEnd, JobEvent, JobSpec, SpawnError};
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// A shell script as a job with pipes for streams. A test program cannot be its own keeper; the example can.
+/// A shell script as a job with pipes. A test program cannot be its own supervisor, so the example is.
 fn shell(script: &str) -> JobSpec {
     with_pipes(JobSpec::new("sh").args(["-c", script]))
 }
 
 fn with_pipes(spec: JobSpec) -> JobSpec {
-    spec.keeper_program(starter_program()).streams(Stdio::piped(), Stdio::piped(), Stdio::inherit())
+    spec.supervisor_program(starter_program()).streams(Stdio::piped(), Stdio::piped(), Stdio::inherit())
 }
 
-/// Waits until the job has said so many lines.
-fn lines(job: &mut Job, count: usize) -> Vec<String> {
+/// Reads this many lines of the job's output.
+fn read_lines(job: &mut Job, count: usize) -> Vec<String> {
     let (_, output, _) = job.take_streams();
     BufReader::new(output.unwrap()).lines().take(count).map(Result::unwrap).collect()
 }
@@ -57,89 +59,92 @@ fn the_end_can_be_awaited_by_a_file_descriptor() {
 #[test]
 fn a_signal_reaches_the_whole_process_group() {
     let mut job = Job::spawn(shell("trap 'exit 9' TERM; sleep 600 & echo $!; wait")).unwrap();
-    let child = held(lines(&mut job, 1)[0].parse().unwrap());
+    let child = open_process(read_lines(&mut job, 1)[0].parse().unwrap());
     job.signal(Signal::TERM).unwrap();
     assert_eq!(job.wait().unwrap(), JobEnd::Exited(9));
-    expect_gone([&child]);
+    expect_exited([&child]);
 }
 
 #[test]
-fn a_stopped_job_that_is_told_to_end_does() {
+fn a_stopped_job_ends_on_a_termination_signal() {
     let mut job = Job::spawn(shell("exec sleep 600")).unwrap();
     job.signal(Signal::STOP).unwrap();
     assert_eq!(job.next_event().unwrap(), JobEvent::Stopped(Signal::STOP.as_raw()));
     job.signal(Signal::TERM).unwrap();
     assert_eq!(job.wait().unwrap(), JobEnd::Signalled(15));
-    // Late words are no error: the job has ended, which is what they asked for.
+    // Late commands are no error: the job has ended, as they requested.
     job.signal(Signal::TERM).unwrap();
     job.kill().unwrap();
 }
 
 #[test]
-fn a_kill_takes_all_the_job_started() {
-    let [program, arguments @ ..] = escaping_job("time.sleep(600)");
+fn a_kill_ends_every_process_of_the_job() {
+    let [program, arguments @ ..] = job_with_escapes("time.sleep(600)");
     let mut job = Job::spawn(with_pipes(JobSpec::new(program).args(arguments))).unwrap();
-    let told = lines(&mut job, ESCAPING_PIDS);
-    let pids = told.iter().map(|line| line.strip_prefix("pid ").unwrap().parse().unwrap());
-    let escapers: Vec<_> = pids.map(held).collect();
+    let output = read_lines(&mut job, ESCAPING_PID_COUNT);
+    let pids = output.iter().map(|line| line.strip_prefix("pid ").unwrap().parse().unwrap());
+    let escaped: Vec<_> = pids.map(open_process).collect();
     job.kill().unwrap();
     assert_eq!(job.wait().unwrap(), JobEnd::Signalled(9));
-    for escaper in &escapers {
-        assert!(escaper.has_exited().unwrap(), "{} was there when the end was told", escaper.id());
+    for escaper in &escaped {
+        assert!(escaper.has_exited().unwrap(), "{} was there when the end was reported", escaper.id());
     }
 }
 
 #[test]
-fn a_job_prepared_and_never_started_does_nothing_and_leaves_nothing() {
+fn a_prepared_job_that_is_never_started_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let trace = directory.path().join("trace");
     let prepared = Job::prepare(shell(&format!("touch {}", trace.display()))).unwrap();
-    let process = held(prepared.id().pid);
+    let process = open_process(prepared.id().pid);
     assert_eq!(process.id(), prepared.id());
     drop(prepared);
-    expect_gone([&process]);
+    expect_exited([&process]);
     assert!(!trace.exists());
 }
 
 #[test]
-fn a_job_killed_before_its_start_says_so_as_any_other() {
+fn a_job_killed_before_its_start_reports_the_signal() {
     let prepared = Job::prepare(shell("exit 0")).unwrap();
-    let job = held(prepared.id().pid);
-    let keeper = held(job.parent().unwrap().unwrap());
-    let guard = held(keeper.parent().unwrap().unwrap());
-    crate::support::kill(&job);
-    // With nobody left to hear the word to start, what was said before is still to be read.
-    expect_gone([&keeper, &guard]);
+    let job = open_process(prepared.id().pid);
+    let supervisor = open_process(job.parent().unwrap().unwrap());
+    let guard = open_process(supervisor.parent().unwrap().unwrap());
+    crate::support::kill_process(&job);
+    // No process reads the start command, but the earlier events can still be read.
+    expect_exited([&supervisor, &guard]);
     assert_eq!(prepared.start().unwrap().wait().unwrap(), JobEnd::Signalled(9));
 }
 
 #[test]
-fn words_the_keeper_never_read_do_not_hide_how_the_job_ended() {
+fn unread_commands_do_not_hide_the_exit_status() {
     let mut running = Job::spawn(shell("exec sleep 600")).unwrap();
-    let job = held(running.id().pid);
-    let keeper = held(job.parent().unwrap().unwrap());
-    let guard = held(keeper.parent().unwrap().unwrap());
-    // While the keeper cannot act, the job ends and a word for it arrives: the end is looked at first.
-    keeper.signal(Signal::STOP).unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while ProcFs::system().stat(keeper.id().pid).unwrap().unwrap().state != 'T' {
-        assert!(Instant::now() < deadline, "the keeper {} does not stop", keeper.id());
+    let job = open_process(running.id().pid);
+    let supervisor = open_process(job.parent().unwrap().unwrap());
+    let guard = open_process(supervisor.parent().unwrap().unwrap());
+    // While the supervisor is stopped, the job ends and a command arrives: the end is handled first.
+    supervisor.signal(Signal::STOP).unwrap();
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while ProcFs::system().stat(supervisor.id().pid).unwrap().unwrap().state != 'T' {
+        assert!(Instant::now() < deadline, "the supervisor {} does not stop", supervisor.id());
         std::thread::yield_now();
     }
     running.signal(Signal::URG).unwrap();
     job.signal(Signal::TERM).unwrap();
-    expect_gone([&job]);
-    keeper.signal(Signal::CONT).unwrap();
-    expect_gone([&keeper, &guard]);
+    expect_exited([&job]);
+    supervisor.signal(Signal::CONT).unwrap();
+    expect_exited([&supervisor, &guard]);
     assert_eq!(running.wait().unwrap(), JobEnd::Signalled(15));
 }
 
 #[test]
-fn what_is_wrong_with_the_directory_or_the_keeper_is_told() {
+fn a_bad_directory_or_supervisor_program_is_reported() {
     let missing = Job::spawn(shell("exit 0").directory("/no/such/directory")).unwrap_err();
-    assert_eq!(missing.to_string(), "working directory /no/such/directory: No such file or directory (os error 2)");
+    assert_eq!(
+        missing.to_string(),
+        "cannot enter working directory /no/such/directory: No such file or directory (os error 2)"
+    );
     let file = Job::spawn(shell("exit 0").directory("/proc/version")).unwrap_err();
     assert!(matches!(file, SpawnError::Directory { .. }), "{file}");
-    let stranger = Job::spawn(shell("exit 0").keeper_program("/bin/true")).unwrap_err();
-    assert_eq!(stranger.to_string(), "the keeper of the job ended before the job's process existed");
+    let stranger = Job::spawn(shell("exit 0").supervisor_program("/bin/true")).unwrap_err();
+    assert_eq!(stranger.to_string(), "the job supervisor exited before the job's process existed");
 }

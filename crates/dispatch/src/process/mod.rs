@@ -84,7 +84,7 @@ pub(crate) fn start_worker_process(
     let [output, error] = streams;
     let mut spec = job_spec(plan, slot).streams(OwnedFd::from(worker_socket), output, error);
     if let Some(helper) = &plan.helper {
-        spec = spec.keeper_program(helper);
+        spec = spec.supervisor_program(helper);
     }
     let mut staged = Job::prepare(spec)?;
     let has_cgroup = slot.attach.as_ref().map_or(Ok(false), |attach| attach(staged.id().pid))?;

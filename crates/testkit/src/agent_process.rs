@@ -1,4 +1,4 @@
-//! One run of an agent: signals that cannot hit anybody else, and an end that is waited for.
+//! One run of an agent: safe signals and an awaited exit.
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader, Read};
@@ -13,26 +13,26 @@ use tokio::sync::watch;
 
 use crate::{LOG_LINES, within_deadline};
 
-/// A process that runs until it ends or is killed. A thread waits for its end, and ends with it.
+/// A process that runs until it exits or is killed. A thread waits for its exit and ends with it.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct AgentProcess {
     pid: u32,
     handle: OwnedFd,
     ended: watch::Receiver<Option<ExitStatus>>,
     waiter: Option<thread::JoinHandle<()>>,
 }
 
-impl Process {
+impl AgentProcess {
     pub fn new(mut child: Child) -> Self {
         let pid = child.id();
-        // Not waited for yet, so the number is still its own.
+        // Not reaped yet, so the pid is still its own.
         let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("a handle on a child");
-        let (tell, ended) = watch::channel(None);
+        let (sender, ended) = watch::channel(None);
         let wait = move || {
-            let status = child.wait().expect("the end of a child");
-            tell.send_replace(Some(status));
+            let status = child.wait().expect("the exit of a child");
+            sender.send_replace(Some(status));
         };
-        let waiter = thread::Builder::new().name("agent's end".into()).spawn(wait).expect("a thread can be started");
+        let waiter = thread::Builder::new().name("agent exit".into()).spawn(wait).expect("a thread can be started");
         Self { pid, handle, ended, waiter: Some(waiter) }
     }
 
@@ -40,26 +40,26 @@ impl Process {
         self.pid
     }
 
-    /// Sends a signal, unless it has ended.
+    /// Sends a signal, unless the process has exited.
     pub fn signal(&self, signal: Signal) {
-        // Only a process that has ended cannot be signalled by its parent.
+        // A parent can signal its child until the child has exited.
         let _ = pidfd_send_signal(&self.handle, signal);
     }
 
-    /// How it ended, where it has.
+    /// Returns the exit status, if the process has exited.
     pub fn status(&self) -> Option<ExitStatus> {
         *self.ended.borrow()
     }
 
-    /// Waits for its end.
-    pub async fn ended(&self) -> ExitStatus {
+    /// Waits for the exit.
+    pub async fn wait_ended(&self) -> ExitStatus {
         let mut ended = self.ended.clone();
-        let status = within_deadline("the agent's end", ended.wait_for(Option::is_some)).await;
-        status.ok().and_then(|status| *status).expect("the waiting thread tells before it ends")
+        let status = within_deadline("the exit of the agent", ended.wait_for(Option::is_some)).await;
+        status.ok().and_then(|status| *status).expect("the waiting thread reports the exit")
     }
 }
 
-impl Drop for Process {
+impl Drop for AgentProcess {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
         if let Some(waiter) = self.waiter.take() {
@@ -68,18 +68,18 @@ impl Drop for Process {
     }
 }
 
-// Where the `gpupool` binary is.
+// Location of the `gpupool` binary.
 
-/// The `gpupool` binary that was built together with this test: the one that `GPUPOOL_BINARY` names, or else the one beside
-/// the folder of the test's own executable (`target/debug/gpupool` for `target/debug/deps/some_test`).
+/// Returns the `gpupool` binary built together with this test: `GPUPOOL_BINARY`, or else the one next to the directory
+/// of the test's executable (`target/debug/gpupool` for `target/debug/deps/some_test`).
 ///
-/// The tests of the command line's own crate should rather pass `env!("CARGO_BIN_EXE_gpupool")`, which Cargo builds
-/// for them; for the tests of other crates Cargo builds no binary, so it may be missing or old: `cargo build` first.
+/// Tests of the CLI crate should pass `env!("CARGO_BIN_EXE_gpupool")` instead, which Cargo builds for them. For tests
+/// of other crates Cargo builds no binary, so it may be missing or old: run `cargo build` first.
 pub fn gpupool_binary() -> PathBuf {
     if let Some(named) = std::env::var_os("GPUPOOL_BINARY") {
         return named.into();
     }
-    let test = std::env::current_exe().expect("a test knows its own executable");
+    let test = std::env::current_exe().expect("the path of the test executable");
     let beside = test.parent().and_then(|folder| folder.parent()).map(|folder| folder.join("gpupool"));
     let binary = beside.filter(|path| path.is_file());
     binary.unwrap_or_else(|| {
@@ -87,16 +87,16 @@ pub fn gpupool_binary() -> PathBuf {
     })
 }
 
-// What an agent says, line by line, for the messages of failed tests.
+// Output of an agent, for the messages of failed tests.
 
-/// The last lines of an agent's output, over all its runs. A lock: threads that read and tests that print share it.
+/// Last lines of an agent's output over all its runs. Locked because reader threads and tests share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Log {
+pub(crate) struct AgentOutput {
     lines: Arc<Mutex<VecDeque<String>>>,
 }
 
-impl Log {
-    /// Reads an output to its end, in a thread that ends with it. Lines after `prefix` are told to `found`.
+impl AgentOutput {
+    /// Reads an output to its end, in a thread that ends with it. The rest of each line after `prefix` goes to `found`.
     pub fn collect(&self, output: impl Read + Send + 'static, prefix: &'static str, found: watch::Sender<Vec<String>>) {
         let log = self.clone();
         let read = move || {
@@ -106,13 +106,13 @@ impl Log {
                 if let Some(rest) = line.strip_prefix(prefix) {
                     found.send_modify(|found| found.push(rest.trim().to_owned()));
                 }
-                log.add(line);
+                log.add_line(line);
             }
         };
         thread::Builder::new().name("agent output".into()).spawn(read).expect("a thread can be started");
     }
 
-    pub fn add(&self, line: String) {
+    pub fn add_line(&self, line: String) {
         let mut lines = self.lock();
         if lines.len() == LOG_LINES {
             lines.pop_front();
@@ -120,7 +120,7 @@ impl Log {
         lines.push_back(line);
     }
 
-    /// Everything that is kept.
+    /// Returns all retained lines.
     pub fn text(&self) -> String {
         self.lock().iter().map(|line| format!("  | {line}\n")).collect()
     }

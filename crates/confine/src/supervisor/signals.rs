@@ -1,5 +1,5 @@
-//! What both keepers do with processes and signals: forking, hearing of children, killing everything below. Most of these
-//! system calls have no safe wrapper.
+//! Processes and signals of both helpers: forking, child events, killing all descendants. Most of these system calls
+//! have no safe wrapper.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::process::{Pid, WaitOptions, WaitStatus, setpriority_process, wait};
 
-use crate::limits::{CLEAN_UP_PATIENCE, KILL_ROUND_PAUSE, STUCK_ROUND_PAUSE};
+use crate::limits::{CLEAN_UP_TIMEOUT, KILL_ROUND_INTERVAL, STUCK_KILL_INTERVAL};
 use crate::process::kill_descendants;
-use crate::wait_for;
+use crate::wait_until_ready;
 
-/// A file descriptor that becomes readable when a child of this process changed its state.
+/// File descriptor that becomes readable when a child of this process changes its state.
 #[derive(Debug)]
-pub(super) struct ChildEvents(OwnedFd);
+pub(super) struct ChildSignalFd(OwnedFd);
 
-impl ChildEvents {
-    /// Blocks all signals of this thread, so that none but SIGKILL and SIGSTOP can interfere, and listens for SIGCHLD.
+impl ChildSignalFd {
+    /// Blocks all signals of this thread, so that only SIGKILL and SIGSTOP can interfere, and listens for SIGCHLD.
     #[allow(unsafe_code, reason = "signal masks and signalfd have no safe wrapper")]
-    pub(super) fn block_and_listen() -> io::Result<Self> {
+    pub(super) fn open() -> io::Result<Self> {
         // SAFETY: both sets are local and initialised by sigfillset/sigemptyset before any use; signalfd's result is
         // checked before it is owned.
         unsafe {
             let mut all: libc::sigset_t = std::mem::zeroed();
             libc::sigfillset(&mut all);
-            check(libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut()))?;
+            check_errno(libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut()))?;
             let mut children: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut children);
             libc::sigaddset(&mut children, libc::SIGCHLD);
@@ -37,23 +37,23 @@ impl ChildEvents {
         }
     }
 
-    /// Forgets the events so far; the caller reaps after this, never before, so that none is missed.
+    /// Clears the pending events; the caller reaps after this, never before, so that none is missed.
     pub(super) fn clear(&self) {
         let mut buffer = [0_u8; size_of::<libc::signalfd_siginfo>() * 4];
         while rustix::io::read(&self.0, &mut buffer).is_ok_and(|length| length > 0) {}
     }
 }
 
-impl AsFd for ChildEvents {
+impl AsFd for ChildSignalFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// Unblocks all signals and lets SIGPIPE kill again (Rust programs ignore it), as a fresh program expects. Others that
-/// are ignored stay so: that is how `nohup` works.
+/// Unblocks all signals and restores the default action of SIGPIPE (Rust programs ignore it), as a fresh program
+/// expects. Other ignored signals stay ignored, as `nohup` needs.
 #[allow(unsafe_code, reason = "signal masks have no safe wrapper")]
-pub(super) fn as_for_a_fresh_program() -> io::Result<()> {
+pub(super) fn reset_signals() -> io::Result<()> {
     // SAFETY: the set is local and initialised before use; SIG_DFL is a valid disposition.
     unsafe {
         if libc::signal(libc::SIGPIPE, libc::SIG_DFL) == libc::SIG_ERR {
@@ -61,15 +61,15 @@ pub(super) fn as_for_a_fresh_program() -> io::Result<()> {
         }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
-        check(libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()))
+        check_errno(libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()))
     }
 }
 
 /// Forks this process, which must have a single thread: `None` in the child, its pid in the parent.
 #[allow(unsafe_code, reason = "fork has no safe wrapper")]
 pub(super) fn fork() -> io::Result<Option<Pid>> {
-    // SAFETY: keepers are fresh processes with one thread (main_if_asked runs before any other is made), so the child
-    // finds no lock held by a thread it does not have.
+    // SAFETY: helpers are fresh processes with one thread (run_helper_if_requested runs before any other is made), so
+    // the child finds no lock held by a thread it does not have.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(None),
@@ -77,35 +77,39 @@ pub(super) fn fork() -> io::Result<Option<Pid>> {
     }
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
+fn check_errno(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
 }
 
-/// Kills all descendants, round after round, until none is left or the patience is over; how many are left then.
-/// Orphans come to us, as we are a child subreaper: the job is gone exactly when we have no child left. Every child that
-/// ended is told to `reaped`.
-pub(super) fn sweep(events: &ChildEvents, patience: Option<Duration>, mut reaped: impl FnMut(Pid, WaitStatus)) -> u32 {
+/// Kills all descendants, round after round, until none is left or the timeout has passed; returns the number left.
+/// Orphans become our children because we are a child subreaper: the job is gone exactly when no child is left.
+/// `reaped` receives every child that exited.
+pub(super) fn kill_all_descendants(
+    events: &ChildSignalFd,
+    patience: Option<Duration>,
+    mut reaped: impl FnMut(Pid, WaitStatus),
+) -> u32 {
     let begun = Instant::now();
-    // Among a thousand processes that fork without end our turn would come late; only root may have it sooner.
+    // Thousands of forking processes would starve this one; only root may raise its priority.
     let _ = setpriority_process(None, -20);
     loop {
         events.clear();
-        if !reap(&mut reaped) {
+        if !reap_children(&mut reaped) {
             return 0;
         }
         let left = kill_descendants();
         if patience.is_some_and(|patience| begun.elapsed() >= patience) {
             return u32::try_from(left).unwrap_or(u32::MAX).max(1);
         }
-        let pause = if begun.elapsed() < CLEAN_UP_PATIENCE { KILL_ROUND_PAUSE } else { STUCK_ROUND_PAUSE };
-        // Woken by the next child that ends; the pause is for those that are not our children yet. An error means
-        // an early next round, which does no harm.
-        let _ = wait_for(events, PollFlags::IN, pause);
+        let pause = if begun.elapsed() < CLEAN_UP_TIMEOUT { KILL_ROUND_INTERVAL } else { STUCK_KILL_INTERVAL };
+        // The next child that exits ends the wait; the timeout is for processes that are not our children yet. An error
+        // only starts the next round early.
+        let _ = wait_until_ready(events, PollFlags::IN, pause);
     }
 }
 
-/// Takes note of all children that changed their state; whether this process has children.
-pub(super) fn reap(mut changed: impl FnMut(Pid, WaitStatus)) -> bool {
+/// Reaps all children that changed their state; returns whether this process has children.
+pub(super) fn reap_children(mut changed: impl FnMut(Pid, WaitStatus)) -> bool {
     loop {
         match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
             Ok(Some((pid, status))) => changed(pid, status),

@@ -1,7 +1,6 @@
-//! A worker process of Python: the protocol here, the work there.
+//! A Python worker process: this module speaks the protocol, `gpupool._worker` processes the tasks.
 //!
-//! `gpupool._worker` says what is to be done with a task; this unpacks tasks for it, packs its results, and counts. It runs in
-//! the main thread, where Python's signal handlers run.
+//! It unpacks tasks, packs their results, and counts. It runs in the main thread, where Python's signal handlers run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,21 +12,21 @@ use gpupool_dispatch::worker::{self, TaskWorker, WorkerHello};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::carry::{Carrier, Main, Pickle};
-use crate::values::to_python;
+use crate::conversion::to_python;
+use crate::value_codec::{MainModuleMode, Pickler, ValueCodec};
 
-/// Where this worker finds what an interrupt is about.
+/// Counters with the reason of an interrupt.
 static COUNTERS: OnceLock<Arc<WorkerCounters>> = OnceLock::new();
-/// From then on only tasks are interrupted: nobody has use for half a cleaning up.
+/// Set after set-up: from then on only tasks are interrupted, because an aborted clean-up is useless.
 static IS_SET_UP: AtomicBool = AtomicBool::new(false);
 
-/// Works until it is told to stop.
+/// Processes tasks until the worker is stopped.
 #[pyfunction]
 pub(crate) fn serve_as_worker(py: Python<'_>) -> PyResult<()> {
-    py.detach(worker::serve_tasks::<Serving>).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    py.detach(worker::serve_tasks::<PythonTaskWorker>).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// What the interrupt that came is about: `too_long`, `unwanted`, or nothing that still matters.
+/// Returns the reason of the latest interrupt: `too_long`, `unwanted`, or `None` if it no longer matters.
 #[pyfunction]
 pub(crate) fn interrupted() -> Option<&'static str> {
     let counters = COUNTERS.get()?;
@@ -38,58 +37,59 @@ pub(crate) fn interrupted() -> Option<&'static str> {
     }
 }
 
-/// What `gpupool._worker.set_up` gives.
+/// Result of `gpupool._worker.set_up`.
 #[derive(FromPyObject)]
-struct Work {
+struct WorkFunctions {
     process: Py<PyAny>,
     clean_up: Py<PyAny>,
     load_main: Option<Py<PyAny>>,
 }
 
-struct Serving {
-    work: Work,
-    carrier: Carrier,
+struct PythonTaskWorker {
+    work: WorkFunctions,
+    codec: ValueCodec,
 }
 
-impl TaskWorker for Serving {
+impl TaskWorker for PythonTaskWorker {
     fn set_up(hello: &WorkerHello) -> Result<Self, String> {
         if let Some(counters) = &hello.counters {
             let _ = COUNTERS.set(Arc::clone(counters));
         }
-        let started = Python::attach(|py| Self::start(py, hello).map_err(|error| told(py, &error)));
+        let started = Python::attach(|py| Self::start(py, hello).map_err(|error| format_exception(py, &error)));
         IS_SET_UP.store(true, Ordering::Relaxed);
         started
     }
 
     fn process(&mut self, _task: TaskId, payload: Bytes) -> Result<Bytes, String> {
         Python::attach(|py| {
-            let done = self.carrier.unpack(py, &payload).and_then(|data| {
+            let done = self.codec.unpack(py, &payload).and_then(|data| {
                 let result = self.work.process.bind(py).call1((data,))?;
-                self.carrier.pack(&result)
+                self.codec.pack(&result)
             });
-            done.map(|packed| packed.payload).map_err(|error| told(py, &error))
+            done.map(|packed| packed.payload).map_err(|error| format_exception(py, &error))
         })
     }
 
     fn clean_up(self) -> Result<(), String> {
-        Python::attach(|py| self.work.clean_up.call0(py).map(drop).map_err(|error| told(py, &error)))
+        Python::attach(|py| self.work.clean_up.call0(py).map(drop).map_err(|error| format_exception(py, &error)))
     }
 }
 
-impl Serving {
+impl PythonTaskWorker {
     fn start(py: Python<'_>, hello: &WorkerHello) -> PyResult<Self> {
-        let work: Work = py.import("gpupool._worker")?.call_method1("set_up", (to_python(py, hello)?,))?.extract()?;
+        let work: WorkFunctions =
+            py.import("gpupool._worker")?.call_method1("set_up", (to_python(py, hello)?,))?.extract()?;
         let main = match &work.load_main {
-            Some(load) => Main::LoadedBy(Some(load.clone_ref(py)).into()),
-            None => Main::IsKnown,
+            Some(load) => MainModuleMode::LoadedBy(Some(load.clone_ref(py)).into()),
+            None => MainModuleMode::Known,
         };
-        let carrier = Carrier::new(Pickle::new(py, main)?, hello.memory.clone())?;
-        Ok(Self { work, carrier })
+        let codec = ValueCodec::new(Pickler::new(py, main)?, hello.memory.clone())?;
+        Ok(Self { work, codec })
     }
 }
 
-/// An error as Python would print it.
-pub(crate) fn told(py: Python<'_>, error: &PyErr) -> String {
+/// Formats an error as Python prints it.
+pub(crate) fn format_exception(py: Python<'_>, error: &PyErr) -> String {
     let printed = || -> PyResult<String> {
         let lines = py
             .import("traceback")?

@@ -1,22 +1,22 @@
-//! Chance from a seed, so that a failure can be seen again. Included by the simulation of the client as well.
+//! Random numbers from a seed, so that a failure can be repeated. Also included by the simulation of the client.
 
-/// Numbers that look random (SplitMix64).
+/// Pseudo-random numbers (SplitMix64).
 #[derive(Debug, Clone)]
 pub struct SeededRng(u64);
 
 impl SeededRng {
-    /// From a seed.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A further source, independent of this one.
+    /// Creates an independent generator.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
-    /// The next number.
-    #[allow(clippy::should_implement_trait, reason = "it never ends, and is no iterator")]
+    /// Returns the next number.
+    #[allow(clippy::should_implement_trait, reason = "an endless generator, not an iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -25,17 +25,17 @@ impl SeededRng {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 up to, and without, `end`.
+    /// Returns a number from 0 up to, but without, `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 
-    /// True in so many of a hundred cases.
+    /// Returns true in this percentage of cases.
     pub fn percent_chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of these.
+    /// Returns one of the items.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len() as u64) as usize]
     }

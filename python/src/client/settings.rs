@@ -1,5 +1,5 @@
-//! From arguments, the environment and the configuration file to a client. What is given as an argument beats the rest, and
-//! a variable it replaces cannot be wrong.
+//! Creation of a client from arguments, the environment and the configuration file. Arguments take precedence, and a
+//! variable that an argument replaces is not validated.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::exception;
-use crate::values::to_python;
+use crate::conversion::to_python;
 
-/// What a program may set; what is `None` is as the environment has it.
+/// Arguments of a program; `None` leaves the environment's value.
 #[derive(FromPyObject, Default)]
 #[pyo3(from_item_all)]
-pub(super) struct Settings {
+pub(super) struct ClientArguments {
     service_endpoint: Option<String>,
     service_endpoints: Option<String>,
     load_balancing_strategy: Option<String>,
@@ -25,7 +25,7 @@ pub(super) struct Settings {
     polling_interval: Option<f64>,
     worker_timeout: Option<f64>,
     request_timeout: Option<f64>,
-    /// Used where neither an argument nor the environment says how long an answer may take.
+    /// Default request timeout if neither an argument nor the environment sets it.
     usual_request_timeout: Option<f64>,
     health_check_interval: Option<f64>,
     max_retries: Option<u32>,
@@ -33,18 +33,18 @@ pub(super) struct Settings {
     token: Option<String>,
     ca_file: Option<PathBuf>,
     proxy: Option<String>,
-    /// Whether the agent of this machine is asked over its socket where no endpoint is named.
+    /// Whether to use the socket of this machine's agent if no endpoint is set.
     prefers_socket: bool,
 }
 
-impl Settings {
-    /// The client. Read while the interpreter is held, so that nobody changes the environment meanwhile.
-    pub fn client(self, py: Python<'_>) -> PyResult<Client> {
-        let loaded = loaded(py, &self.replaced(), false)?;
-        self.built(&loaded).map_err(|error| exception(py, &by_our_names(error)))
+impl ClientArguments {
+    /// Creates the client. Reads the environment while holding the interpreter, so that it cannot change meanwhile.
+    pub fn into_client(self, py: Python<'_>) -> PyResult<Client> {
+        let loaded = load_settings(py, &self.replaced_variables(), false)?;
+        self.build_client(&loaded).map_err(|error| exception(py, &rename_setting(error)))
     }
 
-    fn built(self, loaded: &LoadedConfig) -> Result<Client, ClientError> {
+    fn build_client(self, loaded: &LoadedConfig) -> Result<Client, ClientError> {
         let is_timeout_set = loaded.is_set("client.endpoint_timeout");
         let mut builder = ClientBuilder::from_config(loaded)?;
         if let Some(endpoints) = self.service_endpoints {
@@ -58,27 +58,27 @@ impl Settings {
             builder = builder.strategy(name.parse()?);
         }
         let usual_timeout = self.usual_request_timeout.filter(|_| !is_timeout_set);
-        let time = |name, secs: Option<f64>| secs.map(|secs| duration(name, secs)).transpose();
+        let time = |name, secs: Option<f64>| secs.map(|secs| parse_duration(name, secs)).transpose();
         let polling = time("polling_interval", self.polling_interval)?;
         let patience = time("worker_timeout", self.worker_timeout)?;
         let request_timeout = time("request_timeout", self.request_timeout.or(usual_timeout))?;
         let health_check = time("health_check_interval", self.health_check_interval)?;
-        builder = set(builder, polling, ClientBuilder::polling_interval);
-        builder = set(builder, patience, ClientBuilder::worker_timeout);
-        builder = set(builder, request_timeout, ClientBuilder::endpoint_timeout);
-        builder = set(builder, health_check, ClientBuilder::health_check_interval);
-        builder = set(builder, time("stale_age", self.stale_age)?, ClientBuilder::stale_age);
-        builder = set(builder, self.memory_threshold, ClientBuilder::memory_threshold);
-        builder = set(builder, self.utilization_threshold, ClientBuilder::utilization_threshold);
-        builder = set(builder, self.max_retries, ClientBuilder::max_retries);
-        builder = set(builder, self.token.map(|token| SecretString::new(&token)), ClientBuilder::token);
-        builder = set(builder, self.ca_file, ClientBuilder::ca_file);
-        builder = set(builder, self.proxy, ClientBuilder::proxy);
+        builder = set_if_given(builder, polling, ClientBuilder::polling_interval);
+        builder = set_if_given(builder, patience, ClientBuilder::worker_timeout);
+        builder = set_if_given(builder, request_timeout, ClientBuilder::endpoint_timeout);
+        builder = set_if_given(builder, health_check, ClientBuilder::health_check_interval);
+        builder = set_if_given(builder, time("stale_age", self.stale_age)?, ClientBuilder::stale_age);
+        builder = set_if_given(builder, self.memory_threshold, ClientBuilder::memory_threshold);
+        builder = set_if_given(builder, self.utilization_threshold, ClientBuilder::utilization_threshold);
+        builder = set_if_given(builder, self.max_retries, ClientBuilder::max_retries);
+        builder = set_if_given(builder, self.token.map(|token| SecretString::new(&token)), ClientBuilder::token);
+        builder = set_if_given(builder, self.ca_file, ClientBuilder::ca_file);
+        builder = set_if_given(builder, self.proxy, ClientBuilder::proxy);
         builder.build()
     }
 
-    /// The variables that arguments stand in for.
-    fn replaced(&self) -> Vec<&'static str> {
+    /// Returns the variables that arguments replace.
+    fn replaced_variables(&self) -> Vec<&'static str> {
         let is_one_named = self.service_endpoint.is_some() || self.service_endpoints.is_some();
         let given: [(bool, &[&'static str]); 9] = [
             (is_one_named, &["GPU_SERVICE_ENDPOINT", "GPU_STATS_SERVICE_ENDPOINTS", "GPU_SERVICE_ENDPOINTS"]),
@@ -95,16 +95,20 @@ impl Settings {
     }
 }
 
-/// Sets what the program said.
-fn set<T>(builder: ClientBuilder, value: Option<T>, setter: fn(ClientBuilder, T) -> ClientBuilder) -> ClientBuilder {
+/// Applies a setter if there is a value.
+fn set_if_given<T>(
+    builder: ClientBuilder,
+    value: Option<T>,
+    setter: fn(ClientBuilder, T) -> ClientBuilder,
+) -> ClientBuilder {
     match value {
         Some(value) => setter(builder, value),
         None => builder,
     }
 }
 
-/// Two settings have other names in Python.
-fn by_our_names(mut error: ClientError) -> ClientError {
+/// Translates setting names that differ in Python.
+fn rename_setting(mut error: ClientError) -> ClientError {
     if let ClientError::Setting { what, .. } = &mut error {
         *what = match *what {
             "endpoint_timeout" => "request_timeout",
@@ -115,15 +119,15 @@ fn by_our_names(mut error: ClientError) -> ClientError {
     error
 }
 
-fn duration(what: &'static str, secs: f64) -> Result<Duration, ClientError> {
+fn parse_duration(what: &'static str, secs: f64) -> Result<Duration, ClientError> {
     Duration::try_from_secs_f64(secs).map_err(|_| ClientError::Setting {
         what,
         value: secs.to_string(),
-        allowed: "a number of seconds that is not negative".into(),
+        allowed: "a number of seconds >= 0".into(),
     })
 }
 
-fn loaded(py: Python<'_>, without: &[&str], is_lenient: bool) -> PyResult<LoadedConfig> {
+fn load_settings(py: Python<'_>, without: &[&str], is_lenient: bool) -> PyResult<LoadedConfig> {
     let read = || {
         let mut inputs = ConfigInputs::from_system(FlagValues::default(), None, ConfigConsumer::Client)?;
         inputs.lenient = is_lenient;
@@ -133,36 +137,36 @@ fn loaded(py: Python<'_>, without: &[&str], is_lenient: bool) -> PyResult<Loaded
     read().map_err(|problems| exception(py, &ClientError::Configuration(problems.to_string())))
 }
 
-/// What the environment and the configuration file say to clients, and what is wrong with it where only a warning is wanted.
+/// Returns the client settings of the environment and the configuration file, with problems as warnings if lenient.
 #[pyfunction]
 pub(crate) fn client_settings(py: Python<'_>, is_lenient: bool) -> PyResult<Bound<'_, PyDict>> {
-    let loaded = loaded(py, &[], is_lenient)?;
+    let loaded = load_settings(py, &[], is_lenient)?;
     let (client, servers) = (&loaded.config.client, loaded.client_endpoints());
-    let said = PyDict::new(py);
-    said.set_item("endpoints", &servers.urls)?;
-    said.set_item("memory_threshold", client.memory_threshold_percent.as_number())?;
-    said.set_item("utilization_threshold", client.utilization_threshold_percent.as_number())?;
-    said.set_item("polling_interval", client.polling_interval.as_secs_f64())?;
-    said.set_item("load_balancing_strategy", client.load_balancing_strategy.name())?;
-    said.set_item("endpoint_timeout", client.endpoint_timeout.as_secs_f64())?;
-    said.set_item("endpoint_max_retries", client.endpoint_max_retries)?;
-    said.set_item("endpoint_health_check_interval", client.endpoint_health_check_interval.as_secs_f64())?;
+    let settings = PyDict::new(py);
+    settings.set_item("endpoints", &servers.urls)?;
+    settings.set_item("memory_threshold", client.memory_threshold_percent.as_number())?;
+    settings.set_item("utilization_threshold", client.utilization_threshold_percent.as_number())?;
+    settings.set_item("polling_interval", client.polling_interval.as_secs_f64())?;
+    settings.set_item("load_balancing_strategy", client.load_balancing_strategy.name())?;
+    settings.set_item("endpoint_timeout", client.endpoint_timeout.as_secs_f64())?;
+    settings.set_item("endpoint_max_retries", client.endpoint_max_retries)?;
+    settings.set_item("endpoint_health_check_interval", client.endpoint_health_check_interval.as_secs_f64())?;
     let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
-    said.set_item("warnings", to_python(py, &warnings)?)?;
-    Ok(said)
+    settings.set_item("warnings", to_python(py, &warnings)?)?;
+    Ok(settings)
 }
 
-// The agent of this machine, which programs lease the GPUs of their workers from.
+// The agent of this machine, which leases GPUs to a program's workers.
 
-/// Finds it, as the environment and the configuration file say, or tells why there is none. `starts` is what a refusal says
-/// is started on this machine.
+/// Finds the agent by the environment and the configuration file, or returns the reason why there is none. `starts`
+/// describes the started processes in an error.
 pub(crate) async fn local_agent(starts: &'static str) -> Result<LocalAgent, String> {
-    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let error_text = |error: &dyn std::fmt::Display| error.to_string();
     let inputs = ConfigInputs::from_system(FlagValues::default(), None, ConfigConsumer::Client);
-    let loaded = inputs.and_then(|inputs| load_config(&inputs)).map_err(|error| told(&error))?;
+    let loaded = inputs.and_then(|inputs| load_config(&inputs)).map_err(|error| error_text(&error))?;
     let servers = loaded.client_endpoints();
     let urls = if servers.origin == SettingOrigin::Default { &[][..] } else { &servers.urls[..] };
     let named: Result<Vec<Endpoint>, _> = urls.iter().map(|url| Endpoint::choose(None, Some(url), None)).collect();
-    let named = named.map_err(|error| told(&error))?;
-    LocalAgent::find(named, &loaded, starts).await.map_err(|error| told(&error))
+    let named = named.map_err(|error| error_text(&error))?;
+    LocalAgent::find(named, &loaded, starts).await.map_err(|error| error_text(&error))
 }

@@ -1,4 +1,4 @@
-//! The machine behind the functions: the scenario as it is now, and which device a handle means.
+//! State of the library: the current scenario, and the device of a handle.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use nvml_wrapper_sys::bindings as nvml;
 
 use crate::scenario::{NvmlScenario, StandInDevice, StandInMigInstance, StandInXidEvent};
 
-/// A code of the library other than success.
-pub type Code = u32;
+/// NVML return code other than success.
+pub type NvmlReturn = u32;
 
 #[derive(Default)]
-struct State {
+struct LibraryState {
     text: String,
     scenario: Arc<NvmlScenario>,
     initialised: u32,
@@ -20,29 +20,29 @@ struct State {
     registered: Vec<u32>,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: Mutex<Option<LibraryState>> = Mutex::new(None);
 
-/// Starts the library.
-pub fn initialise(folder: Option<PathBuf>) {
-    read_again(folder);
-    with(|state| state.initialised += 1);
+/// Initializes the library.
+pub fn initialize(folder: Option<PathBuf>) {
+    reload_scenario(folder);
+    with_state(|state| state.initialised += 1);
 }
 
-/// Ends it.
-pub fn shut_down() -> Result<(), Code> {
-    with(|state| {
+/// Shuts the library down.
+pub fn shutdown() -> Result<(), NvmlReturn> {
+    with_state(|state| {
         let left = state.initialised.checked_sub(1).ok_or(nvml::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED)?;
         state.initialised = left;
         Ok(())
     })
 }
 
-/// Reads the scenario again, where it changed.
-pub fn read_again(folder: Option<PathBuf>) {
+/// Reloads the scenario if its file changed.
+pub fn reload_scenario(folder: Option<PathBuf>) {
     let Some(text) = folder.and_then(|folder| std::fs::read_to_string(folder.join("scenario.json")).ok()) else {
         return;
     };
-    with(|state| {
+    with_state(|state| {
         if state.text == text {
             return;
         }
@@ -57,9 +57,9 @@ pub fn read_again(folder: Option<PathBuf>) {
     });
 }
 
-/// The scenario, unless the library was not started or the scenario has another answer for this function.
-pub fn scenario(function: &str) -> Result<Arc<NvmlScenario>, Code> {
-    let (scenario, initialised) = with(|state| (state.scenario.clone(), state.initialised));
+/// Returns the scenario; an error if the library is not initialized or the scenario has an error for this function.
+pub fn scenario(function: &str) -> Result<Arc<NvmlScenario>, NvmlReturn> {
+    let (scenario, initialised) = with_state(|state| (state.scenario.clone(), state.initialised));
     if let Some(file) = scenario.hangs.get(function) {
         let _ = std::fs::write(file.with_added_extension("reached"), function);
         while file.exists() {
@@ -72,47 +72,47 @@ pub fn scenario(function: &str) -> Result<Arc<NvmlScenario>, Code> {
     if initialised == 0 { Err(nvml::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED) } else { Ok(scenario) }
 }
 
-/// Tells of these kinds of events of a device from now on.
-pub fn register(device: u32) {
-    with(|state| state.registered.push(device));
+/// Registers a device for events.
+pub fn register_events(device: u32) {
+    with_state(|state| state.registered.push(device));
 }
 
-/// Forgets whose events are wanted.
+/// Unregisters all devices.
 pub fn unregister_all() {
-    with(|state| state.registered.clear());
+    with_state(|state| state.registered.clear());
 }
 
-/// The next event of a device that is registered.
+/// Returns the next event of a registered device.
 pub fn next_event() -> Option<StandInXidEvent> {
-    with(|state| {
+    with_state(|state| {
         let place = state.events.iter().position(|event| state.registered.contains(&event.device))?;
         state.events.remove(place)
     })
 }
 
-/// What a handle means: the number of a device, and the slot of an instance on it.
+/// Decoded handle: device index and MIG instance slot.
 #[derive(Debug, Clone, Copy)]
-pub struct Handle {
+pub struct StandInHandle {
     pub device: u32,
     pub slot: Option<u32>,
 }
 
-impl Handle {
-    /// The handle as the caller keeps it: never null, never followed.
+impl StandInHandle {
+    /// Encodes the handle as a pointer that is never null and never dereferenced.
     pub fn to_raw(self) -> nvml::nvmlDevice_t {
         let number = (self.device as usize + 1) << 8 | self.slot.map_or(0, |slot| slot as usize + 1);
         std::ptr::without_provenance_mut(number)
     }
 
-    /// What a raw handle means, if it is one of ours.
+    /// Decodes a raw handle, if it is one of ours.
     pub fn from_raw(raw: nvml::nvmlDevice_t) -> Option<Self> {
         let number = raw.addr();
         let device = u32::try_from((number >> 8).checked_sub(1)?).ok()?;
         Some(Self { device, slot: (number as u32 & 0xff).checked_sub(1) })
     }
 
-    /// The device, and the instance on it.
-    pub fn find<'a>(self, function: &str, scenario: &'a NvmlScenario) -> Result<Target<'a>, Code> {
+    /// Returns the device and the instance on it.
+    pub fn find<'a>(self, function: &str, scenario: &'a NvmlScenario) -> Result<HandleTarget<'a>, NvmlReturn> {
         let device =
             scenario.devices.get(self.device as usize).ok_or(nvml::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?;
         if let Some(&code) = device.errors.get(function).or_else(|| device.errors.get("*")) {
@@ -126,18 +126,18 @@ impl Handle {
                 Some(instance.ok_or(nvml::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?)
             }
         };
-        Ok(Target { handle: self, device, instance })
+        Ok(HandleTarget { handle: self, device, instance })
     }
 }
 
-/// A device that was asked for something.
-pub struct Target<'a> {
-    pub handle: Handle,
+/// A device, or an instance on it, that a function queries.
+pub struct HandleTarget<'a> {
+    pub handle: StandInHandle,
     pub device: &'a StandInDevice,
     pub instance: Option<&'a StandInMigInstance>,
 }
 
-fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
-    let mut guard: MutexGuard<'_, Option<State>> = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+fn with_state<T>(f: impl FnOnce(&mut LibraryState) -> T) -> T {
+    let mut guard: MutexGuard<'_, Option<LibraryState>> = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     f(guard.get_or_insert_default())
 }
