@@ -2,8 +2,8 @@
 //!
 //! There is no thread per call: the loop polls a future in its own thread, so that a request is sent at once. After a
 //! second the runtime's thread takes the future over, because the loop may be closed or blocked. Cancelling the Python
-//! future drops the Rust future at once. A late result, or one for a closed loop, is dropped too, which releases
-//! whatever it holds.
+//! future drops the Rust future at once. A late result, or one for a closed loop, is dropped too, and releases
+//! its resources.
 //!
 //! Our threads notify a loop without waiting for the interpreter, which a program may hold for long: they put a
 //! callback into the loop's mailbox and signal an eventfd that the loop watches; the loop empties the mailbox in its
