@@ -311,7 +311,7 @@ async fn a_run_that_cannot_wait_is_refused() {
     run.next_refusal();
     let body = RequestBody { wait_limit_secs: Some(0.1), ..RequestBody::default() };
     let mut run = LeaseRun::start(agent.client_unix(), GpuRequest { body, leases: 1, gpu_ids: vec![] });
-    assert!(run.next_refusal().1.contains("waited"));
+    assert!(run.next_refusal().1.contains("reached its wait limit"));
     assert_eq!(live_leases(&client).await.len(), 1);
 }
 
