@@ -184,19 +184,19 @@ impl RequestPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyViolation {
-    #[error("gpus: 0 is not allowed, it must be at least 1")]
+    #[error("gpus: 0 is not allowed; it must be at least 1")]
     GpuRequired,
-    #[error("fraction: {asked} is not allowed, it must be at least {least}")]
+    #[error("fraction: {asked} is not allowed; it must be at least {least}")]
     MinShare { asked: Share, least: Share },
-    #[error("fraction: {asked} is not allowed, it must be at most {most}")]
+    #[error("fraction: {asked} is not allowed; it must be at most {most}")]
     MaxShare { asked: Share, most: Share },
-    #[error("memory_mib: {asked} is not allowed, it must be at most {most}")]
+    #[error("memory_mib: {asked} is not allowed; it must be at most {most}")]
     MaxMemory { asked: Bytes, most: Bytes },
     #[error("parts of a GPU are not allowed; leave out fraction, memory_mib and sharing")]
     SharingAllowed,
     #[error("isolation: {0} is not allowed here")]
     IsolationAllowed(IsolationLevel),
-    #[error("max_duration_secs: {asked} is not allowed, it must be at most {most}")]
+    #[error("max_duration_secs: {asked} is not allowed; it must be at most {most}")]
     MaxDuration { asked: Millis, most: Millis },
 }
 

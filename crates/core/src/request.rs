@@ -304,7 +304,7 @@ impl DeviceSelector {
 
 /// Invalid value of a field: the field, the value, and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {value:?} is not allowed, it must be {allowed}")]
+#[error("{field}: {value:?} is not allowed; it must be {allowed}")]
 pub struct FieldError {
     pub field: &'static str,
     pub value: String,

@@ -181,7 +181,7 @@ impl fmt::Display for WorkerExitCause {
             Self::IgnoredInterrupt => write!(f, "it was killed: it ignored an interrupt"),
             Self::ProtocolViolation(violation) => write!(f, "it was killed: {violation}"),
             Self::StartFailed(why) => write!(f, "it could not be started: {why}"),
-            Self::GpuWithdrawn(why) => write!(f, "its GPU was taken away: {why}"),
+            Self::GpuWithdrawn(why) => write!(f, "its GPU was withdrawn: {why}"),
             Self::Stopped => write!(f, "it was stopped"),
         }
     }
@@ -280,7 +280,7 @@ pub enum WorkerState {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DispatchError {
     /// A field of the plan is invalid.
-    #[error("{field} is {value}, and must be {allowed}")]
+    #[error("{field} is {value}; it must be {allowed}")]
     Plan {
         /// Field of the plan.
         field: &'static str,

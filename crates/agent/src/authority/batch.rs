@@ -228,7 +228,7 @@ impl AuthorityThread {
         match command {
             PoolCommand::Request { request, key } => {
                 if caller.role == Role::Reader {
-                    return forbidden("taking GPUs from the network needs a token (gpupool token create)".into());
+                    return forbidden("leasing over the network needs a token; create one with gpupool token create".into());
                 }
                 let before = key.as_ref().and_then(|key| self.pool.lease_by_key(&request.owner, key));
                 if let (Some(key), Some(before)) = (key, before) {
@@ -253,7 +253,7 @@ impl AuthorityThread {
                 _ => Ok(()),
             },
             _ if caller.role == Role::Admin => Ok(()),
-            _ => forbidden(format!("{} is no administrator here", caller.owner)),
+            _ => forbidden(format!("{} is not an administrator", caller.owner)),
         }
     }
 

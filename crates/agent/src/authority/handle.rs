@@ -38,16 +38,16 @@ pub(crate) enum Refusal {
         limit: usize,
     },
     /// The store cannot commit now. Nothing was done.
-    #[error("nothing was done: {0}")]
+    #[error("nothing was changed: {0}")]
     NotDurable(Arc<str>),
     /// The disk has no space for a commit now. Nothing was done.
-    #[error("nothing was done: {0}")]
+    #[error("nothing was changed: {0}")]
     DiskFull(Arc<str>),
     /// The authority has too much to do, or waits for its disk.
-    #[error("nothing was done: too much is asked at once; ask again in a moment")]
+    #[error("the agent is overloaded and nothing was changed; retry in a moment")]
     Busy,
     /// The agent is stopping.
-    #[error("nothing was done: the agent is stopping")]
+    #[error("the agent is stopping and nothing was changed")]
     Stopping,
 }
 

@@ -123,7 +123,7 @@ pub(super) fn check_node<'a>(
             let own = app.node.name();
             let others = snapshot.nodes().map(|node| &*node.facts.name).filter(|name| *name != own);
             let known: Vec<&str> = [own].into_iter().chain(others).take(NODES_IN_A_PROBLEM).collect();
-            let detail = format!("node is {name:?}, and must be the name of a node here, such as {}", known.join(", "));
+            let detail = format!("node is {name:?}; it must be the name of a node here, such as {}", known.join(", "));
             Err(Problem::not_found("unknown_node", detail))
         }
         node => Ok(node),

@@ -69,7 +69,7 @@ pub(crate) enum AttachError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The lease cannot live until its job ends without a job.
-    #[error("until is job, and must be caller, or job with a job_pid")]
+    #[error("until is job; it must be caller, or job with a job_pid")]
     NoJob,
     /// The lease can only live until its job ends in a control group, and there is none.
     #[error("the lease stays tied to the caller: it can only be tied to a control group, and {0}")]
@@ -268,7 +268,7 @@ impl Attachments {
         }
         let caveat = prepared.caveat.or_else(|| added.as_ref().err().map(ToString::to_string));
         if body.until == AttachUntil::Job && (prepared.cgroup.is_none() || added.is_err()) {
-            let why = caveat.unwrap_or_else(|| "no control group can be made here".into());
+            let why = caveat.unwrap_or_else(|| "no control group can be created here".into());
             return Err(AttachError::NoCgroup(why));
         }
         let cgroup = prepared.cgroup.filter(|_| added.is_ok());
@@ -320,7 +320,7 @@ impl Attachments {
             with_cgroup.retain(|with| *with != lease);
         }
         for lease in &with_cgroup {
-            tracing::info!(lease = lease.0, "ending what runs under a lease that is over");
+            tracing::info!(lease = lease.0, "ending the processes of a lease that has ended");
         }
         with_cgroup
     }

@@ -59,7 +59,7 @@ pub(super) async fn remove_cgroup(lease: LeaseId, cgroups: &Arc<JobCgroups>) {
 /// Asks the holder to end, and after a grace kills it with its descendants.
 async fn end_holder(lease: LeaseId, process: ProcessId) {
     let Ok(Some(holder)) = ProcessHandle::open(process) else { return };
-    tracing::info!(lease = lease.0, pid = process.pid, "asking the holder of a lease that was taken back to end");
+    tracing::info!(lease = lease.0, pid = process.pid, "asking the holder of a revoked lease to end");
     if let Err(error) = holder.signal(Signal::TERM) {
         tracing::warn!(lease = lease.0, pid = process.pid, %error, "cannot end the holder of a lease");
         return;
@@ -68,7 +68,7 @@ async fn end_holder(lease: LeaseId, process: ProcessId) {
     if tokio::time::timeout(GRACE, exit.wait()).await.is_ok() {
         return;
     }
-    tracing::warn!(lease = lease.0, pid = process.pid, "killing the holder of a lease that was taken back");
+    tracing::warn!(lease = lease.0, pid = process.pid, "killing the holder of a revoked lease");
     kill_tree(process);
     let _ended = tokio::time::timeout(GRACE, exit.wait()).await;
 }
@@ -86,7 +86,7 @@ async fn end_jobs(lease: LeaseId, jobs: Vec<ProcessId>, until: Instant) {
     if left.is_empty() {
         return;
     }
-    tracing::warn!(lease = lease.0, jobs = left.len(), "killing the jobs of a lease that was taken back");
+    tracing::warn!(lease = lease.0, jobs = left.len(), "killing the jobs of a revoked lease");
     for job in left {
         kill_tree(job);
     }
