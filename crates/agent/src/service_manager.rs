@@ -41,7 +41,7 @@ fn watchdog_interval(micros: Option<&str>) -> Option<Duration> {
     Some(Duration::from_micros(micros) / 3)
 }
 
-/// Sends a message. There may be no service manager, and nothing depends on it.
+/// Sends a message. Errors are ignored: there may be no service manager, and nothing depends on it.
 fn send(text: &str) {
     let Some(place) = env::var_os("NOTIFY_SOCKET") else { return };
     let bytes = place.as_encoded_bytes();
