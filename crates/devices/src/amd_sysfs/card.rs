@@ -25,7 +25,7 @@ const READINGS_PER_ERROR_COUNT: u32 = 60;
 #[derive(Debug)]
 pub(crate) struct CardReader {
     pub card: DrmCard,
-    /// Whether the files are copies, so that reading them wakes nothing.
+    /// Whether the files are copies, so that reading them wakes no device.
     pub is_captured: bool,
     runtime_status: PathBuf,
     power_state: PathBuf,
@@ -75,7 +75,7 @@ impl CardReader {
         self.facts.as_ref()?.compute_partition.clone()
     }
 
-    /// Reads the card; the second value tells whether a known file is gone.
+    /// Reads the card; the second value is whether a known file is gone.
     pub(super) fn read(&mut self, reading: &mut SourceReading) -> (DetectedDevice, bool) {
         let asleep = self.is_asleep();
         let may_read = !asleep || self.is_captured;
