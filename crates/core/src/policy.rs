@@ -73,7 +73,7 @@ pub struct RequestPolicy {
     pub max_share: Option<Share>,
     /// Largest amount of GPU memory.
     pub max_memory: Option<Bytes>,
-    /// Whether requests may ask for parts of GPUs.
+    /// Whether parts of GPUs may be requested.
     pub sharing_allowed: bool,
     /// Permitted isolation; empty permits any.
     pub isolation_allowed: Vec<IsolationLevel>,
@@ -87,12 +87,12 @@ pub struct RequestPolicy {
     pub preferred_models: Arc<[Arc<str>]>,
     /// Largest number of leases on one device; `None` for no limit.
     pub max_allocations: Option<u16>,
-    /// Whether a request must ask for a GPU.
+    /// Whether a request must include a GPU.
     pub gpu_required: bool,
 }
 
 impl Default for RequestPolicy {
-    /// The rules at the API: at least one GPU, at least a tenth of it, and ten allocations per device.
+    /// Returns the default rules of the API: at least one GPU, at least a tenth of it, and ten allocations per device.
     fn default() -> Self {
         Self {
             name: Arc::from("default"),
@@ -114,7 +114,7 @@ impl Default for RequestPolicy {
 }
 
 impl RequestPolicy {
-    /// No rules, as in simulations: any share, host-only requests, no limit on allocations.
+    /// Returns a policy without rules, as in simulations: any share, host-only requests, no limit on allocations.
     pub fn unlimited() -> Self {
         Self {
             name: Arc::from("unlimited"),

@@ -49,13 +49,13 @@ pub enum PlacementStrategy {
     LeastFragmentation,
 }
 
-/// Gives the variants of an enum the names that people write for them.
+/// Assigns to the variants of an enum the names that people write for them.
 macro_rules! named_variants {
     ($type:ty, $what:literal, $($variant:ident => $name:literal),+ $(,)?) => {
         impl $type {
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Name of the variant, as people write it.
+            /// Returns the name of the variant, as people write it.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),+ }
             }

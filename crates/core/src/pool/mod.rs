@@ -3,8 +3,8 @@
 //! Commands come in batches: deadlines apply first, then each command, then one pass serves the queue.
 //!
 //! Each command has one function: facts in `facts.rs`, the life of a lease in `leases.rs`. `schedule.rs` decides which
-//! request is next, [`crate::placement`] where it goes, `view.rs` shows the pool and explains waits, and `restore.rs`
-//! rebuilds a pool from rows.
+//! request is next, [`crate::placement`] chooses its devices, `view.rs` shows the pool and explains waits, and
+//! `restore.rs` rebuilds a pool from rows.
 
 mod facts;
 mod leases;
