@@ -1,7 +1,7 @@
-//! GPU leases of a run, held for as long as the run lives.
+//! GPU leases of a run, held until the run ends.
 //!
 //! [`GpuLeaseManager`] requests each GPU separately from an agent of this machine, so that work starts on the first
-//! grant while other requests wait. [`GpuEvent`] tells on which leases workers may start and which they must leave; a
+//! grant while other requests wait. [`GpuEvent`] reports on which leases workers may start and which they must leave; a
 //! lost lease is requested again. Stopping or dropping the manager releases every lease. If the process is killed, the
 //! agent notices: over the Unix socket it watches the process, over TCP a connection.
 //!
