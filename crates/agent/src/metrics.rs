@@ -1,4 +1,4 @@
-//! The counters behind `/metrics`. Each part of the agent counts its events here, where they happen.
+//! The counters behind `/metrics`. Each part of the agent counts its own events here.
 //!
 //! This module imports no other part of the agent. `http::metrics` writes the counters, together with the present state of
 //! devices and leases, when Prometheus asks. `docs/metrics.md` explains every name.

@@ -70,7 +70,7 @@ fn open_recorded(pid: u32, recorded: Option<StartTicks>) -> Result<PeerProcess, 
     if recorded == Some(process.start_ticks) { Ok(process) } else { Err(PeerProcessError::Gone) }
 }
 
-/// Returns the start time to record when a connection is accepted, on kernels where nothing else identifies its process.
+/// Returns the start time to record when a connection is accepted, on kernels that do not identify its process otherwise.
 pub(super) fn start_to_record(credentials: &PeerCredentials) -> Option<StartTicks> {
     if kernel_returns_pidfds() {
         return None;
