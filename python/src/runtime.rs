@@ -39,7 +39,7 @@ fn process_runtime() -> io::Result<&'static Runtime> {
     let here = std::process::id();
     loop {
         let current = RUNTIME.load(Ordering::Acquire);
-        // SAFETY: only ever set to a leaked value, so it lives for ever.
+        // SAFETY: only ever set to a leaked value, so it lives forever.
         if let Some(started) = unsafe { current.as_ref() }.filter(|started| started.process == here) {
             return Ok(&started.runtime);
         }

@@ -22,7 +22,7 @@ pub(crate) fn reloaded() {
     send("STATUS=configuration read again");
 }
 
-/// Feeds the watchdog while the authority is alive, if the service manager asked for it (`WatchdogSec=`).
+/// Feeds the watchdog while the authority is alive, if the service manager requests it (`WatchdogSec=`).
 pub(crate) async fn feed_watchdog(authority: Authority) {
     let Some(interval) = watchdog_interval(env::var("WATCHDOG_USEC").ok().as_deref()) else { return };
     loop {

@@ -234,7 +234,7 @@ choices! {
     /// Text lines or one JSON object per line.
     LogFormat { Text = "text", Json = "json" }
 
-    /// Strategy of a client with several endpoints: the highest share of available GPUs, each in turn, or in proportion
+    /// Strategy of a client with several endpoints: the highest share of available GPUs, round robin, or in proportion
     /// to the GPUs.
     Balancing { Availability = "availability", RoundRobin = "round_robin", Weighted = "weighted" }
 }

@@ -9,7 +9,7 @@ use crate::source_reading::SourceReading;
 
 /// A library, tool, kernel tree or simulation that devices are read from.
 ///
-/// A source may block for ever in a driver, so it is read on its own thread (see `probe`). It caches facts that do not
+/// A source may block forever in a driver, so it is read on its own thread (see `probe`). It caches facts that do not
 /// change between readings, and searches for devices again when their number changes or a device is lost.
 pub trait DeviceSource: Send {
     /// Returns the kind of the source.

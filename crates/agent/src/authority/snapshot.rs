@@ -218,7 +218,7 @@ impl SnapshotCell {
     }
 
     /// Whether the authority works or waits for its disk. A disk that hangs is no reason to end the agent: statistics and
-    /// running jobs go on.
+    /// running jobs continue.
     pub(super) fn is_alive(&self) -> bool {
         self.store_calls.load(Ordering::Relaxed) > 0 || self.age() < AUTHORITY_SILENCE
     }

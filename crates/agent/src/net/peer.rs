@@ -35,7 +35,7 @@ struct PeerDetails {
 #[derive(Debug, Clone, Copy)]
 enum PeerUser {
     Known(u32),
-    /// The other end was closed before the kernel was asked.
+    /// The other end was closed before the kernel reported its user.
     Gone,
     Unknown,
 }
@@ -112,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// Returns whether the peer left before the kernel was asked for its user.
+    /// Returns whether the peer left before the kernel reported its user.
     pub fn is_gone(&self) -> bool {
         matches!(self.user(), PeerUser::Gone)
     }

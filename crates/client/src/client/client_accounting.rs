@@ -146,7 +146,7 @@ impl ClientAccounting {
     }
 
     fn lock(&self) -> MutexGuard<'_, AccountingState> {
-        // No code under the lock is known to panic; if one caller does, the others go on.
+        // No code under the lock is known to panic; if one caller does, the others continue.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

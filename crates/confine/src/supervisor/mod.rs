@@ -345,7 +345,7 @@ impl JobSupervisor {
 /// Pipes between the waiting process and its supervisor.
 #[derive(Debug)]
 struct ExecGate {
-    /// A byte opens the gate; end of file closes it for ever.
+    /// A byte opens the gate; end of file closes it permanently.
     opened: OwnedFd,
     /// Receives the error of a failed exec; a successful exec closes it.
     failure: OwnedFd,

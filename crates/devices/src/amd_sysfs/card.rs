@@ -415,7 +415,7 @@ mod tests {
         let tree = SysfsTree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         tree.file(&format!("{DEVICE}/power/runtime_status"), "suspended\n");
-        // Opening a pipe without a writer blocks for ever.
+        // Opening a pipe without a writer blocks forever.
         let files = ["unique_id", "mem_info_vram_total", "mem_info_vram_used", "gpu_busy_percent", "gpu_metrics"];
         for file in files.into_iter().chain(["product_name", "hwmon/hwmon5/temp1_input", "hwmon/hwmon5/temp1_label"]) {
             let path = tree.path(&format!("{DEVICE}/{file}"));

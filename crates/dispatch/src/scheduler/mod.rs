@@ -503,7 +503,8 @@ impl WorkerPace {
         self.current_depth = (self.current_depth.max(1) * 2).min(self.max_depth());
     }
 
-    /// Returns how many tasks the worker may have. `remaining` tasks are left if no more will come, shared by so many workers.
+    /// Returns the number of tasks that the worker may have. `remaining` is the number of tasks at the end of the input,
+    /// shared by so many workers.
     pub(crate) fn queue_depth(&self, remaining: Option<usize>, workers: usize) -> usize {
         let depth = self.current_depth.clamp(1, self.max_depth());
         match remaining {
