@@ -1,6 +1,6 @@
-//! Takes a GPU, uses it, gives it back. With a simulated agent: `examples/run basic`.
+//! Requests a GPU, uses it and releases it. With a simulated agent: `examples/run basic`.
 //!
-//! Asks whom the environment names (`GPU_SERVICE_ENDPOINT`, or several in `GPU_STATS_SERVICE_ENDPOINTS`), else
+//! Uses the servers in the environment (`GPU_SERVICE_ENDPOINT`, or several in `GPU_STATS_SERVICE_ENDPOINTS`), else
 //! http://localhost:8000.
 
 use gpupool_client::{Client, ClientError, RequestBody};
@@ -10,7 +10,7 @@ async fn main() -> Result<(), ClientError> {
     let client = Client::from_environment()?;
     client.start().await?;
 
-    // A whole GPU, as soon as there is one.
+    // Waits for a whole GPU.
     let lease = client.request(RequestBody::default()).await?;
     println!("assigned {} to {}", lease.global_gpu_id().unwrap_or_default(), lease.worker_id());
     for (name, value) in lease.env() {
@@ -18,17 +18,17 @@ async fn main() -> Result<(), ClientError> {
     }
     lease.release().await?;
 
-    // Half of one, for so long as the closure runs; whatever happens in it, the half is given back.
+    // Half a GPU for the duration of `work`. Dropping the lease would release it as well.
     let half = RequestBody { fraction: Some(0.5), ..RequestBody::default() };
     let lease = client.request(half).await?;
     println!("assigned half of {}", lease.global_gpu_id().unwrap_or_default());
     tokio::select! {
-        lost = lease.wait_until_lost() => println!("it was taken away: {lost}"),
+        lost = lease.wait_until_lost() => println!("lost: {lost}"),
         () = work() => println!("done"),
     }
     lease.release().await?;
 
-    // No GPU has two halves and a whole: this one is told so, at once and with the reason.
+    // No node has 64 GPUs, so the request is refused at once, with the reason.
     let never = RequestBody { gpus: Some(64), ..RequestBody::default() };
     if let Err(error) = client.request(never).await {
         println!("not assigned: {error}");

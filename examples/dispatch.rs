@@ -6,7 +6,7 @@ use bytes::Bytes;
 use gpupool_dispatch::worker::{TaskWorker, WorkerHello, serve_tasks};
 use gpupool_dispatch::{Dispatcher, RunEvent, RunPlan, TaskId, TaskOutcome, WorkerProgram};
 
-/// What a worker loads once and keeps: here, small primes to divide by.
+/// Data that a worker loads once: small primes to divide by.
 struct Primes(Vec<u64>);
 
 impl TaskWorker for Primes {
@@ -18,7 +18,7 @@ impl TaskWorker for Primes {
 
     fn process(&mut self, _: TaskId, payload: Bytes) -> Result<Bytes, String> {
         let text = String::from_utf8_lossy(&payload);
-        let (from, to) = text.split_once('-').ok_or_else(|| format!("{text} is no range"))?;
+        let (from, to) = text.split_once('-').ok_or_else(|| format!("{text} is not a range"))?;
         let parse = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
         let (from, to) = (parse(from)?, parse(to)?);
         let is_prime = |n: &u64| *n > 1 && self.0.iter().take_while(|d| *d * *d <= *n).all(|d| !n.is_multiple_of(*d));

@@ -1,4 +1,4 @@
-//! Watches endpoints and what happens to them for some seconds (2 unless said as an argument). With simulated agents:
+//! Prints the status updates of a client for some seconds (argument, default 2), then its health. With simulated agents:
 //! `examples/run health`.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ async fn main() -> Result<(), ClientError> {
     let client = Client::from_environment()?;
     let mut updates = client.updates();
     client.start().await?;
-    let told = tokio::spawn(async move {
+    let printer = tokio::spawn(async move {
         while let Some(update) = updates.next().await {
             match update {
                 StatusUpdate::Statistics { endpoint_id, gpus } => println!("{endpoint_id} has {} GPUs", gpus.len()),
@@ -31,6 +31,6 @@ async fn main() -> Result<(), ClientError> {
         println!("{endpoint_id}: {:.2} ms, healthy: {}", endpoint.avg_response_time_ms, endpoint.is_healthy);
     }
     client.stop().await;
-    told.abort();
+    printer.abort();
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Several servers as one pool: who serves is the strategy's choice, and where all are full a request waits at each of them.
-//! With three simulated agents: `examples/run multi_endpoint`.
+//! Uses several servers as one pool: the strategy chooses the server of a request, and if all are full, the request waits at
+//! each of them. With three simulated agents: `examples/run multi_endpoint`.
 
 use gpupool_client::{Balancing, Client, ClientBuilder, ClientError, RequestBody};
 
@@ -23,7 +23,7 @@ async fn main() -> Result<(), ClientError> {
     Ok(())
 }
 
-/// Takes every GPU there is, and waits for one more.
+/// Requests every available GPU, then waits for one more.
 async fn fill(client: &Client) -> Result<(), ClientError> {
     let mut held = Vec::new();
     for _ in 0..client.pool_status()?.available_gpus {
@@ -36,7 +36,7 @@ async fn fill(client: &Client) -> Result<(), ClientError> {
         async move { client.request(RequestBody::default()).await }
     });
     if let Some(first) = held.pop() {
-        println!("  one more waits everywhere; {} is given back", first.global_gpu_id().unwrap_or_default());
+        println!("  one more request waits at every server; {} is released", first.global_gpu_id().unwrap_or_default());
         first.release().await?;
     }
     if let Ok(lease) = waiting.await {
@@ -47,7 +47,7 @@ async fn fill(client: &Client) -> Result<(), ClientError> {
     for endpoint in client.endpoints_info()? {
         println!("  {}: {}/{} GPUs available", endpoint.endpoint_id, endpoint.available_gpus, endpoint.total_gpus);
     }
-    // Dropped, they go back in the background; released, it is certain when they have.
+    // A dropped lease is released in the background; `release` waits until it is done.
     for lease in held {
         lease.release().await?;
     }

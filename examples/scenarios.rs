@@ -1,22 +1,22 @@
-//! How a client is set up for production, development, batches, many tenants and the edge. With simulated agents:
+//! Client settings for production, development, batch jobs, several tenants and the edge. With simulated agents:
 //! `examples/run scenarios`.
 
 use std::time::Duration;
 
 use gpupool_client::{Balancing, ClientBuilder, ClientError, RequestBody};
 
-/// What differs between the places a client runs in.
+/// Settings that differ between the scenarios.
 struct Scenario {
     name: &'static str,
     strategy: Balancing,
-    /// In percent: memory, then utilization.
+    /// Thresholds in percent: memory, then utilization.
     thresholds: (f64, f64),
     worker_timeout_secs: u64,
     polling_secs: u64,
 }
 
 const SCENARIOS: [Scenario; 5] = [
-    // Room to breathe, and long patience.
+    // Low thresholds and a long wait limit.
     Scenario {
         name: "production",
         strategy: Balancing::Availability,
@@ -24,7 +24,7 @@ const SCENARIOS: [Scenario; 5] = [
         worker_timeout_secs: 600,
         polling_secs: 5,
     },
-    // Even use of test servers, and errors soon.
+    // Equal use of the test servers, and early errors.
     Scenario {
         name: "development",
         strategy: Balancing::RoundRobin,
@@ -32,7 +32,7 @@ const SCENARIOS: [Scenario; 5] = [
         worker_timeout_secs: 60,
         polling_secs: 2,
     },
-    // As full as it goes, larger servers more, half an hour of patience.
+    // High thresholds, more load for larger servers, and a wait limit of half an hour.
     Scenario {
         name: "batch",
         strategy: Balancing::Weighted,
@@ -40,7 +40,7 @@ const SCENARIOS: [Scenario; 5] = [
         worker_timeout_secs: 1_800,
         polling_secs: 5,
     },
-    // Careful with what others use.
+    // Avoids GPUs that others use.
     Scenario {
         name: "multi-tenant",
         strategy: Balancing::Availability,
@@ -48,7 +48,7 @@ const SCENARIOS: [Scenario; 5] = [
         worker_timeout_secs: 600,
         polling_secs: 3,
     },
-    // Looks often: links at the edge come and go.
+    // Frequent polls, because connections at the edge are unreliable.
     Scenario {
         name: "edge",
         strategy: Balancing::Availability,

@@ -1,4 +1,4 @@
-// Puts an agent of simulated GPUs under load and takes its pictures: `pictures.mjs MODULES BROWSER BINARY ADDRESS FOLDER`, see
+// Puts an agent with simulated GPUs under load and takes screenshots: `pictures.mjs MODULES BROWSER BINARY ADDRESS FOLDER`, see
 // `pictures`.
 
 import { execFileSync } from "node:child_process";
@@ -43,7 +43,7 @@ function styledRuns(text) {
 
 const escaped = words => words.replace(/[&<>]/g, sign => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[sign]);
 
-/** A terminal window as SVG. Every piece of text has its place and its length, so that columns align in any monospaced font. */
+/** A terminal window as SVG. Every piece of text has a fixed position and length, so that columns align in any monospaced font. */
 function terminal(lines, theme) {
   const cell = 8.4, leading = 20, margin = 20, head = 34;
   const columns = Math.max(...lines.map(runs => runs.reduce((sum, run) => sum + run.words.length, 0)));
@@ -104,7 +104,7 @@ async function putUnderLoad() {
   await held("erin", "evaluation", { memory_mib: 24576, select: { gpu_ids: [3] } });
   await held("dave", "render", { fraction: 0.5, select: { gpu_ids: [4] } });
   await post("simulate/faults", { gpu_id: 5, fault: "squatter:4242:30000:90" });
-  // A request waits for as long as a call asks for it; the calls end with this program.
+  // A request waits while a call follows it; the calls end with this program.
   const wait = (owner, worker_id, request) => { held(owner, worker_id, { wait_secs: 300, ...request }).catch(() => {}); };
   wait("frank", "finetune", { gpus: 2, select: { model: "H100" } });
   await sleep(1000);
@@ -112,7 +112,7 @@ async function putUnderLoad() {
   await fetch(`${address}/v1/leases/${preview.id}`, { method: "DELETE" });
 }
 
-// Requests are placed by readings.
+// Placement needs readings.
 await sleep(2000);
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
 try {
@@ -126,7 +126,7 @@ try {
     pages.push({ page, colorScheme });
   }
   await putUnderLoad();
-  // Simulated load grows as that of a job does.
+  // Simulated load grows gradually, like that of a job.
   await sleep(20_000);
   const status = await capture(`'${binary}' status --endpoint '${address}'`, "WAITING");
   const command = [{ words: "$ ", style: { faint: true } }, { words: "gpupool status", style: { bold: true } }];

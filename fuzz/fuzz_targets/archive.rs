@@ -1,4 +1,4 @@
-//! Archives and single compressed files: what is read is sound, or there is an error.
+//! Archives and single compressed files: any input gives a valid value or an error.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Faults of simulated devices, as text or JSON: what is read is sound, or there is an error.
+//! Faults of simulated devices, as text or JSON: any input gives a valid value or an error.
 
 #![no_main]
 

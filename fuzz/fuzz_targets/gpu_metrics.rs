@@ -1,4 +1,4 @@
-//! The binary table `gpu_metrics`: what is read is sound, or there is an error.
+//! The binary table `gpu_metrics`: any input gives a valid value or an error.
 
 #![no_main]
 

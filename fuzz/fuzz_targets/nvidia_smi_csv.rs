@@ -1,4 +1,4 @@
-//! Captures in the format `nvidia-smi-csv`: what is read is sound, or there is an error.
+//! Captures in the format `nvidia-smi-csv`: any input gives a valid reading or an error.
 
 #![no_main]
 

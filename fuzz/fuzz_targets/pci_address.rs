@@ -1,4 +1,4 @@
-//! PCI addresses: what is read is sound, or there is an error.
+//! PCI addresses: any input gives a valid value or an error.
 
 #![no_main]
 

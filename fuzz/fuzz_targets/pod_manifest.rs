@@ -1,4 +1,4 @@
-//! Pod manifests: any text is judged, and what is asked for is a request the pool would take.
+//! Pod manifests: any text gives verdicts, and every resulting request is valid for the pool.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Request bodies: any bytes become a request the pool can judge, or an error that names the field.
+//! Request bodies: any bytes give a request that the pool accepts or denies, or an error that names the field.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Rows and commands, one JSON value a line: the pool comes up, keeps its books and goes on.
+//! Rows and commands, one JSON value per line: the pool restores, keeps its invariants and continues.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Simulated devices, as a short text: what is read is sound, or there is an error.
+//! Simulated devices, as a short text: any input gives a valid value or an error.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Simulated devices, as TOML: what is read is sound, or there is an error.
+//! Simulated devices, as TOML: any input gives a valid value or an error.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Captures in the format `sysfs`: what is read is sound, or there is an error.
+//! Captures in the format `sysfs`: any input gives a valid reading or an error.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! What must hold for any bytes, from the tests of the crates that read them.
+//! Invariants for any input, from the tests of the crates that parse it.
 
 #[path = "../../crates/devices/tests/fuzz/fuzz_invariants.rs"]
 pub mod devices;

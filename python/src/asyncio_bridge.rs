@@ -163,7 +163,7 @@ impl LoopMailbox {
         let make = || py.import("weakref")?.call_method0("WeakKeyDictionary").map(Bound::unbind);
         let mailboxes = MAILBOXES.get_or_try_init(py, make)?.bind(py);
         let known = mailboxes.call_method1(intern!(py, "get"), (running,))?;
-        // The parent's mailbox in a forked child is left alone.
+        // A forked child does not use the parent's mailbox.
         match known.cast::<Self>().ok().filter(|known| known.get().is_ours()) {
             Some(known) => Ok(known.get().clone()),
             None => {
@@ -197,7 +197,7 @@ impl LoopMailbox {
         self.shared.process == std::process::id()
     }
 
-    /// Has the loop run a callback, without waiting for the interpreter.
+    /// Makes the loop run a callback, without waiting for the interpreter.
     pub fn post(&self, callback: impl FnOnce(Python<'_>) + Send + 'static) {
         self.update_contents(|contents| contents.callbacks.push(Box::new(callback)));
         self.wake_loop();
@@ -237,7 +237,7 @@ impl LoopMailbox {
                 callbacks.extend(self.poll_futures(carried, since));
             }
             callbacks.into_iter().for_each(|callback| callback(py));
-            // Woken meanwhile, often by itself: repeat without another notification.
+            // Woken meanwhile, often by this loop itself: repeat without another notification.
             if loop_state.compare_exchange(LOOP_BUSY, LOOP_IDLE, Ordering::SeqCst, Ordering::SeqCst) != Err(LOOP_WOKEN)
             {
                 return;
@@ -319,7 +319,7 @@ impl LoopMailbox {
 
 #[pymethods]
 impl LoopMailbox {
-    /// Called by the loop when the eventfd is readable.
+    /// Processes the mailbox. The loop calls this when the eventfd is readable.
     fn __call__(&self, py: Python<'_>) {
         // In a forked child the contents belong to the parent.
         if self.is_ours() {
@@ -369,7 +369,7 @@ pub(crate) fn blocking<T: Send + 'static>(
     let (sender, receiver) = sync_channel(1);
     let wakeup = Arc::clone(&wakeup_fd);
     let carried = async move {
-        // No receiver is left if a signal ended the wait.
+        // The receiver is gone if a signal ended the wait.
         let _ = sender.send(future.await);
         signal_wakeup(&wakeup);
     };

@@ -154,12 +154,12 @@ impl PyClient {
         status.map(|status| status.to_string()).map_err(|error| exception(py, &error))
     }
 
-    /// Calls a function with each update, in a thread of ours, until the client is gone.
+    /// Calls a function with each update, in one of our threads, until the client is gone.
     fn follow(&self, sink: Py<PyAny>) -> PyResult<()> {
         follow(self.inner.get()?, sink)
     }
 
-    /// Also reports frequent updates: statistics, and actions of this program.
+    /// Sets whether frequent updates are reported, too: statistics, and actions of this program.
     fn set_wants_all(&self, wants_all: bool) -> PyResult<()> {
         let frequent_updates =
             wants_all.then(|| self.inner.get().map(gpupool_client::Client::enable_frequent_updates)).transpose()?;
@@ -295,7 +295,7 @@ impl PyLease {
         Ok(self.lock()?.as_ref().is_some_and(|lease| lease.check_held().is_ok()))
     }
 
-    /// Reason of the loss; `None` if the lease is not lost.
+    /// Returns the reason of the loss; `None` if the lease is not lost.
     #[getter]
     fn lost(&self) -> PyResult<Option<String>> {
         Ok(match self.lock()?.as_ref().map(gpupool_client::HeldLease::check_held) {
@@ -330,7 +330,7 @@ async fn release_lease(lease: Option<gpupool_client::HeldLease>) -> Result<(), C
 
 // Updates of a client for a Python function, delivered by a task that ends with the client.
 
-/// Calls `sink` with each update as a dict, in a thread of ours; frequent updates arrive only if requested.
+/// Calls `sink` with each update as a dict, in one of our threads; frequent updates arrive only if requested.
 fn follow(client: &gpupool_client::Client, sink: Py<PyAny>) -> PyResult<()> {
     let mut updates = client.infrequent_updates();
     runtime::handle()?.spawn(async move {

@@ -48,7 +48,7 @@ impl PyResourcePool {
         let leases_gpus = wish.leases_gpus;
         let mut config = ResourcePoolConfig { memory, ..wish.config()? };
         config.gpus = if leases_gpus { Some(gpu_lease_config(py)?) } else { None };
-        // From a thread of ours, so that the pool's own threads block signals too.
+        // From one of our threads, so that the pool's own threads block signals too.
         let started = blocking(py, async move { spawn_blocking(move || ResourcePool::start(config)).await })?;
         let started = started.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let pool = started.map_err(|error| config_exception(&error))?;
@@ -171,7 +171,7 @@ impl PyHeldWorker {
 
 #[pymethods]
 impl PyHeldWorker {
-    /// Bytes of host memory in use by the worker and its descendants; None if it has ended.
+    /// Returns the bytes of host memory that the worker and its descendants use; `None` after its end.
     fn memory_usage(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         py.detach(|| self.with_worker(HeldWorker::memory_usage))
     }

@@ -2,7 +2,7 @@
 //! must not touch.
 //!
 //! The thread starts at its first use, and again in a forked child. It lives as long as the process. A forked child has
-//! none of its parent's threads, so it leaves their values alone.
+//! none of its parent's threads, so it does not use their values.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -13,8 +13,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Threads that drive futures. They only wait for sockets and never for the interpreter, so a second thread would add
-/// nothing.
+/// Threads that drive futures. They only wait for sockets and never for the interpreter, so a second thread would not
+/// help.
 const WORKER_THREADS: usize = 1;
 
 struct ProcessRuntime {
@@ -39,7 +39,7 @@ fn process_runtime() -> io::Result<&'static Runtime> {
     let here = std::process::id();
     loop {
         let current = RUNTIME.load(Ordering::Acquire);
-        // SAFETY: only ever set to a leaked value, so it lives for ever.
+        // SAFETY: only ever set to a leaked value, so it lives forever.
         if let Some(started) = unsafe { current.as_ref() }.filter(|started| started.process == here) {
             return Ok(&started.runtime);
         }

@@ -354,7 +354,7 @@ impl ControlArea {
 
     #[allow(unsafe_code, reason = "memory that two processes share")]
     fn words(&self) -> &ControlWords {
-        // SAFETY: mapped as long as self lives, page-aligned, of that size; all bytes are valid atomics.
+        // SAFETY: mapped for the lifetime of `self`, page-aligned, of that size; all bytes are valid atomics.
         unsafe { self.pages.address().cast().as_ref() }
     }
 }

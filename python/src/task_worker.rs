@@ -1,4 +1,4 @@
-//! A Python worker process: this module speaks the protocol, `gpupool._worker` processes the tasks.
+//! A Python worker process: this module implements the protocol, `gpupool._worker` processes the tasks.
 //!
 //! It unpacks tasks, packs their results, and counts. It runs in the main thread, where Python's signal handlers run.
 

@@ -157,9 +157,9 @@ pub(crate) struct Pickler {
 /// Treatment of `__main__` in pickles.
 #[derive(Debug)]
 pub(crate) enum MainModuleMode {
-    /// The receiver knows it.
+    /// The receiver can import it.
     Known,
-    /// The receiver does not know it: its classes are pickled by value.
+    /// The receiver cannot import it: its classes are pickled by value.
     ByValue,
     /// This function loads it at the first reference.
     LoadedBy(Mutex<Option<Py<PyAny>>>),
@@ -264,7 +264,7 @@ fn tagged_payload(kind: u8, rest: &[u8]) -> Bytes {
     bytes.freeze()
 }
 
-/// Error for bytes of an invalid format.
+/// Returns the error for bytes of an invalid format.
 fn invalid_payload() -> PyErr {
     PyValueError::new_err("the payload was not packed by this version of gpupool")
 }
@@ -382,7 +382,7 @@ impl Drop for BufferView<'_> {
     }
 }
 
-/// Keeps a slot as long as Python uses its memory.
+/// Keeps a slot while Python uses its memory.
 #[pyclass(frozen)]
 struct SlotGuard {
     _taken: BorrowedSlot,

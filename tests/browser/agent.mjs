@@ -1,4 +1,4 @@
-// A real agent for the time of a test.
+// Runs a real agent during a test.
 
 import { spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
@@ -7,7 +7,7 @@ import { join } from "node:path";
 
 const DEADLINE_MS = 60_000;
 
-/** Starts an agent with these settings in its environment, and gives its address and how to end it. */
+/** Starts an agent with these settings in its environment. Returns its address and a function that stops it. */
 export async function startAgent(binary, settings = {}) {
   const state = mkdtempSync(join(tmpdir(), "gpupool-pages-"));
   const child = spawn(binary, ["serve", "--simulate", "4xH100", "--port", "0", "--state-dir", state], {
@@ -16,10 +16,10 @@ export async function startAgent(binary, settings = {}) {
   });
   const address = await new Promise((found, failed) => {
     const timer = setTimeout(() => failed(new Error(`no agent after ${DEADLINE_MS / 1000} s`)), DEADLINE_MS);
-    let said = "";
+    let output = "";
     child.stdout.on("data", text => {
-      said += text;
-      const address = said.match(/listening on (http:\S+)\n/);
+      output += text;
+      const address = output.match(/listening on (http:\S+)\n/);
       if (address) {
         clearTimeout(timer);
         found(address[1]);
@@ -36,19 +36,19 @@ export async function startAgent(binary, settings = {}) {
   return { address, stop };
 }
 
-/** Asks for a lease. */
-export const ask = (address, body) => post(`${address}/v1/leases`, body);
+/** Requests a lease. */
+export const requestLease = (address, body) => post(`${address}/v1/leases`, body);
 
-/** Lets something go wrong on a device. */
-export const spoil = (address, body) => post(`${address}/v1/simulate/faults`, body);
+/** Injects a fault into a device. */
+export const injectFault = (address, body) => post(`${address}/v1/simulate/faults`, body);
 
 async function post(url, body) {
-  const answer = await fetch(url, {
+  const response = await fetch(url, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(body),
   });
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(`${url} was refused: ${JSON.stringify(told)}`);
-  return told;
+  const reply = await response.json();
+  if (!response.ok) throw new Error(`${url} was refused: ${JSON.stringify(reply)}`);
+  return reply;
 }

@@ -1,4 +1,4 @@
-"""Keeps the waiting short that requests may ask for: answers that wait are not what is tried here."""
+"""Shortens the waits of generated requests, because long waits are not tested here."""
 
 import schemathesis
 

@@ -1,14 +1,16 @@
-//! Puts load on an agent and says how long its answers take; `benches/run-agent` uses it.
+//! Puts load on an agent and measures its response times, for `benches/run-agent`.
 //!
-//! - `load pairs ADDRESS CLIENTS SECONDS`: each client takes a tenth of a GPU and gives it back, over and over, on one
-//!   connection of its own. Prints pairs per second, then median and 99th percentile of asking and of giving back, in µs.
-//! - `load wait ADDRESS N MODEL`: N requests that wait for a GPU of a model, each on an open connection, until the end
-//!   of standard input.
-//! - `load start PROGRAM ARGUMENTS…`: milliseconds from starting an agent to its first answer; then ends it.
-//! - `load sync DIRECTORY SECONDS`: median and 99th percentile of appending 4 KiB to a file there and `fdatasync`, then of
-//!   writing them over others, which changes no size and is what a write-ahead log mostly does; in µs.
+//! - `load pairs ADDRESS CLIENTS SECONDS`: each client requests a tenth of a GPU and releases it, repeatedly, on its
+//!   own connection. Prints pairs per second, then median and 99th percentile of requests and of releases, in µs.
+//! - `load wait ADDRESS N MODEL`: sends N requests that wait for a GPU of a model, each on an open connection, until
+//!   the end of standard input.
+//! - `load start PROGRAM ARGUMENTS…`: prints the milliseconds from the start of an agent to its first response, and
+//!   stops the agent.
+//! - `load sync DIRECTORY SECONDS`: prints median and 99th percentile, in µs, of appending 4 KiB to a file there with
+//!   `fdatasync`, then of overwriting 4 KiB, which does not change the size and is the most common write of a
+//!   write-ahead log.
 //!
-//! Threads and plain sockets: nothing in here should be slower than what it measures.
+//! Threads and plain sockets, so that this program is faster than the agent that it measures.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -29,11 +31,11 @@ fn main() -> Outcome<()> {
         ["wait", address, count, model] => wait(address, count.parse()?, model),
         ["start", program, ..] => start(program, &arguments[2..]),
         ["sync", directory, seconds] => sync(Path::new(directory), seconds.parse()?),
-        _ => Err("usage: load pairs|wait|start|sync …, as told at the top of load.rs".into()),
+        _ => Err("usage: load pairs|wait|start|sync …; see the top of load.rs".into()),
     }
 }
 
-/// How long asking and giving back took, each time.
+/// Durations of all requests and all releases.
 type Times = (Vec<Duration>, Vec<Duration>);
 
 fn pairs(address: &str, clients: usize, seconds: f64) -> Outcome<()> {
@@ -132,7 +134,7 @@ fn write_at(file: &File, place: u64) -> Outcome<Duration> {
     Ok(begin.elapsed())
 }
 
-/// Median and 99th percentile in whole µs.
+/// Returns median and 99th percentile in whole µs.
 fn spread(times: &mut [Duration]) -> String {
     times.sort_unstable();
     let at = |percent: usize| times.get(times.len() * percent / 100).map_or(0, Duration::as_micros);
@@ -144,7 +146,7 @@ fn number_of(lease: &str) -> Outcome<u64> {
     Ok(digits.ok_or_else(|| format!("no id in {lease}"))?.parse()?)
 }
 
-/// One keep-alive connection; every answer tells its length.
+/// One keep-alive connection; every response has its length in a header.
 struct Connection {
     address: String,
     stream: BufReader<TcpStream>,
@@ -154,7 +156,7 @@ impl Connection {
     fn open(address: &str) -> Outcome<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        // Small: there may be ten thousand.
+        // Small, because there may be ten thousand.
         Ok(Self { address: address.to_owned(), stream: BufReader::with_capacity(2048, stream) })
     }
 

@@ -33,8 +33,8 @@ pub(crate) fn anchor() -> ClockAnchor {
     ClockAnchor { boot: boot(), ahead: Millis(AHEAD.load(Ordering::Relaxed)), at: both() }
 }
 
-/// Returns how far the clock is ahead. After a restart of the machine the wall clock tells the time that has passed; the
-/// clock never goes back.
+/// Returns how far the clock is ahead. After a restart of the machine the wall clock shows how much time has passed;
+/// the clock never goes back.
 fn ahead(saved: Option<&ClockAnchor>, latest: PoolTime, boot: &str, uptime: u64, wall: SystemTime) -> Millis {
     let ahead = match saved {
         Some(saved) if saved.boot == boot => saved.ahead,
@@ -104,7 +104,7 @@ mod tests {
         let ahead = |boot, uptime, wall| super::ahead(Some(&saved), PoolTime(91_000), boot, uptime, at(wall)).0;
         // On the same start of the machine the wall clock does not matter.
         assert_eq!(ahead("a", 200_000, 1), 500);
-        // The machine was started anew an hour later, three seconds ago.
+        // The machine was restarted an hour later, three seconds ago.
         assert_eq!(ahead("b", 3_000, 4_600) + 3_000, 90_500 + 3_600_000);
         // The wall clock was set back: the clock does not go behind the last time in a row.
         assert_eq!(ahead("b", 3_000, 10) + 3_000, 91_000);

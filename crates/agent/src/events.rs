@@ -1,7 +1,7 @@
 //! The latest events, each with a number from which a stream can continue.
 //!
-//! The authority adds events after their commit; any number of streams read them. A stream that fell behind the retained
-//! events, or that comes from another run of the agent, gets a reset.
+//! The authority adds events after their commit; any number of streams read them. A stream that fell behind the
+//! retained events, or that continues from another run of the agent, gets a reset.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -83,7 +83,8 @@ impl Events {
         self.lock().last
     }
 
-    /// Returns the place in an event number of a client; `None` if the number is malformed, of another run, or of the future.
+    /// Returns the place in an event id from a client; `None` if the id is malformed, of another run, or not issued
+    /// yet.
     pub(crate) fn place_of(&self, id: &str) -> Option<u64> {
         let (run, place) = id.rsplit_once('-')?;
         let place = place.parse().ok()?;
@@ -106,7 +107,7 @@ impl Events {
     }
 
     fn lock(&self) -> MutexGuard<'_, RetainedEvents> {
-        // A panic while adding leaves whole events.
+        // A panic while adding leaves only complete events.
         self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

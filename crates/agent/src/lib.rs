@@ -9,7 +9,7 @@
 //!                              └───────────────────────────┘
 //! ```
 //!
-//! - `authority` owns the pool and the store. It decides, commits, publishes and answers. It knows nodes by id and
+//! - `authority` owns the pool and the store. It decides, commits, publishes and replies. It knows nodes by id and
 //!   touches no process, control group or device.
 //! - `node` reads devices, attributes processes, watches the holders of leases, and owns the control groups of jobs. It
 //!   reports facts to the authority and carries out its orders; both are plain data (`messages`).

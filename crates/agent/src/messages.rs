@@ -21,10 +21,10 @@ pub(crate) enum NodeReport {
     HolderGone {
         /// The lease that it held.
         lease: LeaseId,
-        /// The holder that ended. The report means nothing once another one holds the lease.
+        /// The holder that ended. The report is ignored if the lease has another holder by then.
         holder: LeaseHolder,
     },
-    /// The node has ended everything that ran under a lease, as [`NodeOrder::End`] demands.
+    /// The node has ended all processes under a lease, as [`NodeOrder::End`] orders.
     Drained {
         /// The lease that ended.
         lease: LeaseId,
@@ -59,8 +59,8 @@ pub(crate) struct DeviceSample {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum NodeOrder {
-    /// The first order of every authority: these are all the leases there are. The node watches their holders, and ends
-    /// everything else that still runs on it under a lease.
+    /// The complete list of leases, as the first order of every authority. The node watches their holders, and ends the
+    /// processes of all other leases.
     Fence {
         /// The granted leases and those that still drain.
         leases: Vec<FencedLease>,
@@ -72,11 +72,11 @@ pub(crate) enum NodeOrder {
         /// The parts of devices that it was promised.
         devices: Vec<PreparedDevice>,
     },
-    /// A lease ended: end everything that runs under it.
+    /// A lease ended: end all processes under it.
     End {
         /// The lease.
         lease: LeaseId,
-        /// Whether the lease was taken from its holder, which may not know that yet.
+        /// Whether the lease was taken from its holder, which may not have noticed yet.
         taken_back: bool,
         /// Whether the authority waits for [`NodeReport::Drained`].
         awaited: bool,
@@ -103,9 +103,9 @@ pub(crate) struct PreparedDevice {
     pub memory: Bytes,
 }
 
-/// A request of a node to tie a granted lease to something that the node watches.
+/// A request of a node to tie a granted lease to a process, control group or connection.
 ///
-/// The node has everything ready before it sends this: the watch is armed and the control group exists. The authority
+/// The node prepares everything before it sends this: the watch is armed and the control group exists. The authority
 /// commits the holder or refuses; after a refusal the node undoes its part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeaseAttachment {
@@ -121,9 +121,9 @@ pub(crate) struct LeaseAttachment {
     pub has_cgroup: bool,
 }
 
-/// The way from the authority to one node.
+/// The link from the authority to one node.
 pub(crate) trait NodeLink: Send {
-    /// Sends an order, or gives it back when the node cannot take it now. Never blocks.
+    /// Sends an order, or returns it if the node cannot take it now. Never blocks.
     fn send(&mut self, order: NodeOrder) -> Result<(), NodeOrder>;
 
     /// Whether the node has to prepare devices before a job uses them.

@@ -1,4 +1,4 @@
-//! The counters behind `/metrics`. Each part of the agent counts its events here, where they happen.
+//! The counters behind `/metrics`. Each part of the agent counts its own events here.
 //!
 //! This module imports no other part of the agent. `http::metrics` writes the counters, together with the present state of
 //! devices and leases, when Prometheus asks. `docs/metrics.md` explains every name.
@@ -67,7 +67,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Returns counters that all stand at zero.
+    /// Returns counters that are all zero.
     pub fn new() -> Self {
         let metrics = Self {
             started: SystemTime::now(),
@@ -218,8 +218,8 @@ impl MetricsWriter<'_> {
         metric.encode(self.0.encode_descriptor(name, help, None, metric.metric_type())?)
     }
 
-    /// Writes a metric without labels. An unknown value has no line; its name is written all the same, so that the list of
-    /// names is complete.
+    /// Writes a metric without labels. An unknown value has no line, but its name is written, so that the list of names
+    /// is complete.
     pub fn optional<M: EncodeMetric + TypedMetric>(
         &mut self,
         name: &str,
@@ -258,11 +258,11 @@ fn count(family: &OneLabelFamily<Counter>, label: &'static str, name: &'static s
     family.get_or_create(&[(label, name)]).inc();
 }
 
-/// From a response out of memory to the longest wait of one response.
+/// Buckets of response times in seconds, from a response out of memory to the longest wait.
 const RESPONSE_SECONDS: [f64; 15] =
     [0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
 
-/// From a fast disk to a hung one.
+/// Buckets of commit times in seconds, from a fast disk to a hung one.
 const COMMIT_SECONDS: [f64; 14] =
     [0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 10.0];
 
@@ -271,7 +271,7 @@ const COMMIT_ROWS: [f64; 13] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256
 const MINUTE: f64 = 60.0;
 const HOUR: f64 = 60.0 * MINUTE;
 
-/// From ten milliseconds to a week.
+/// Buckets of long times in seconds, from ten milliseconds to a week.
 const LONG_SECONDS: [f64; 15] = [
     0.01,
     0.1,
@@ -306,7 +306,7 @@ fn method_name(method: &Method) -> &'static str {
     }
 }
 
-/// Every cause of an end. The text of a fault makes no difference.
+/// Every cause of an end. The text of a fault does not matter.
 static CAUSES: LazyLock<[EndCause; 9]> = LazyLock::new(|| {
     [
         EndCause::ByOwner,

@@ -40,7 +40,7 @@ pub struct AgentSpec {
     pub reread: Box<dyn Fn() -> Result<LoadedConfig, ConfigProblems> + Send>,
     /// Makes a new log level take effect.
     pub set_log_level: Box<dyn Fn(gpupool_config::LogLevel) + Send>,
-    /// Returns when the log is written: the process ends right after.
+    /// Returns when the log is written: the process ends right afterwards.
     pub finish_log: Box<dyn Fn() + Send>,
 }
 
@@ -92,7 +92,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
         metrics: metrics.clone(),
     };
     let (node, running_node) = Node::start(spec_of_node).await.map_err(AgentError::Start)?;
-    // The first answer shows the devices of the first reading. A disk that hangs delays the start for a moment only.
+    // The first response shows the devices of the first reading. A disk that hangs delays the start for a moment only.
     let _ = authority.query(|_| ()).await;
 
     let tls = tls(&config)?;
@@ -129,7 +129,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Opens the store, and lets the pool's clock continue from where it stood.
+/// Opens the store, and continues the pool's clock from its saved time.
 fn open_store(config: &Config) -> Result<(Box<dyn LeaseStore>, Vec<PoolRow>), AgentError> {
     let store = SqliteStore::open(&config.server.state_dir)?;
     let LoadedRows { mut rows, warnings } = store.load().map_err(AgentError::Read)?;
@@ -146,7 +146,7 @@ fn open_store(config: &Config) -> Result<(Box<dyn LeaseStore>, Vec<PoolRow>), Ag
     Ok((Box::new(store), rows))
 }
 
-/// Returns the last time in a row, apart from times that are still to come.
+/// Returns the last time in a row, without times in the future.
 fn latest_time(row: &PoolRow) -> Option<PoolTime> {
     match row {
         PoolRow::Lease(lease) => [Some(lease.created_at), lease.granted_at, lease.ended_at].into_iter().flatten().max(),
@@ -258,7 +258,7 @@ fn announce(net: &NetListeners, config: &Config, started: Instant) {
     tracing::info!(millis, "ready");
 }
 
-/// Answers the long polls when the agent stops, so that their connections can end.
+/// Replies to open long polls when the agent stops, so that their connections can end.
 async fn reply_to_calls_at_shutdown(authority: Authority, shutdown: Shutdown) {
     shutdown.begun().await;
     authority.reply_to_open_calls().await;

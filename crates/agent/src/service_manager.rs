@@ -22,7 +22,7 @@ pub(crate) fn reloaded() {
     send("STATUS=configuration read again");
 }
 
-/// Feeds the watchdog while the authority is alive, if the service manager asked for it (`WatchdogSec=`).
+/// Feeds the watchdog while the authority is alive, if the service manager requests it (`WatchdogSec=`).
 pub(crate) async fn feed_watchdog(authority: Authority) {
     let Some(interval) = watchdog_interval(env::var("WATCHDOG_USEC").ok().as_deref()) else { return };
     loop {
@@ -41,7 +41,7 @@ fn watchdog_interval(micros: Option<&str>) -> Option<Duration> {
     Some(Duration::from_micros(micros) / 3)
 }
 
-/// Sends a message. There may be no service manager, and nothing depends on it.
+/// Sends a message. Errors are ignored: there may be no service manager, and nothing depends on it.
 fn send(text: &str) {
     let Some(place) = env::var_os("NOTIFY_SOCKET") else { return };
     let bytes = place.as_encoded_bytes();

@@ -113,7 +113,7 @@ mod tests {
         loaded
     }
 
-    /// An agent that runs with other rules than its configuration has by now.
+    /// Returns an agent whose rules differ from its current configuration.
     fn agent() -> AgentSpec {
         AgentSpec {
             loaded: configuration(500),

@@ -32,7 +32,7 @@ use tokio::sync::mpsc;
 const UNUSED_UID: u32 = 54_321;
 const CLIENT_OF: &str = "GPUPOOL_TEST_CLIENT_OF";
 
-/// Not a test by itself: the client that the tests below start as another process.
+/// Not a test of its own: the client that the tests below start as another process.
 #[test]
 fn client_process() {
     let Ok(target) = std::env::var(CLIENT_OF) else { return };

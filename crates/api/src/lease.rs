@@ -18,7 +18,7 @@ pub struct LeaseBody {
     pub owner: String,
     /// The owner's name for the worker that uses the lease.
     pub worker_id: Option<String>,
-    /// The request in short.
+    /// Summary of the request.
     #[serde(default, rename = "wish")]
     pub request: RequestSummary,
     /// Held devices. Empty while the lease waits and after it ended.

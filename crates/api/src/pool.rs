@@ -137,7 +137,7 @@ pub struct DeviceBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DeviceLease {
-    /// Process id.
+    /// Number of the lease.
     pub id: u64,
     /// Owner.
     pub owner: String,
@@ -171,7 +171,7 @@ pub struct ForeignLoadBody {
 pub struct ProcessBody {
     /// Process id.
     pub pid: u32,
-    /// Owner.
+    /// User of the process.
     pub user: Option<String>,
     /// Command line.
     pub command: Option<String>,

@@ -55,7 +55,7 @@ impl FromStr for CaptureFormatArg {
 
     fn from_str(text: &str) -> Result<Self, UnknownCaptureFormat> {
         match text {
-            // The output itself tells which format of the tool it has.
+            // The format is detected from the output.
             "auto" | "nvidia-smi" | "amd-smi" | "rocm-smi" => Ok(Self(None)),
             _ => text.parse().map(|format| Self(Some(format))),
         }
@@ -103,7 +103,7 @@ fn list_capture(path: &Path, format: Option<CaptureFormat>) -> DeviceListing {
     }
 }
 
-/// Paths and tools to read devices from; environment variables can override them.
+/// Returns the paths and tools to read devices from; environment variables can override them.
 pub(crate) fn source_paths() -> SourcePaths {
     SourcePaths::from_env(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
 }

@@ -235,7 +235,7 @@ fn progress_printer() -> impl FnMut(WaitProgress) {
     }
 }
 
-/// Prints the lease and, with `--hold`, holds it. `endpoint` is the granting agent if several were asked.
+/// Prints the lease and, with `--hold`, holds it. `endpoint` is the granting agent if there are several.
 async fn deliver_lease(
     arguments: &AcquireArgs,
     client: &AgentClient,

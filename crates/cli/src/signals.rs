@@ -8,7 +8,7 @@ use anyhow::Context;
 use gpupool_confine::Signal;
 use tokio::signal::unix::{Signal as TokioSignal, SignalKind, signal};
 
-/// Receives signals one by one. A signal with a listener no longer ends the process by itself.
+/// Receives signals one by one. A signal with a listener no longer ends the process automatically.
 #[derive(Debug)]
 pub(crate) struct SignalListener {
     ignored_mask: u64,

@@ -235,7 +235,7 @@ fn table_of_means<'a, const N: usize>(
     text
 }
 
-/// Returns the mean curve of each strategy, as long as its shortest seed.
+/// Returns the mean curve of each strategy, up to the end of its shortest curve.
 fn mean_curves(rows: &[ReplayResult]) -> Vec<PlotCurve> {
     let mut curves: Vec<(PlotCurve, usize)> = Vec::new();
     for row in rows {

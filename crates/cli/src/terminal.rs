@@ -49,7 +49,7 @@ impl TerminalFormat {
     }
 }
 
-/// Meaning of a colour; the text always says the same.
+/// Meaning of a colour; the text always has the same information.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum TextStyle {
     #[default]

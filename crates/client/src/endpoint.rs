@@ -72,7 +72,7 @@ impl Endpoint {
         }
     }
 
-    /// Path of the Unix socket; `None` for a network address.
+    /// Returns the path of the Unix socket; `None` for a network address.
     pub fn socket(&self) -> Option<&Path> {
         match &self.0 {
             EndpointAddress::Web { .. } => None,
@@ -85,12 +85,12 @@ impl Endpoint {
         matches!(self.0, EndpointAddress::Web { is_encrypted: true, .. })
     }
 
-    /// Host of the address, or path of the socket.
+    /// Returns the host of the address, or the path of the socket.
     pub(crate) fn host(&self) -> String {
         self.url().map_or_else(|| self.path(), |url| bare_host(&url))
     }
 
-    /// Host and port joined by an underscore, or path of the socket.
+    /// Returns the host and port joined by an underscore, or the path of the socket.
     pub(crate) fn host_and_port(&self) -> String {
         let named = |url: Url| format!("{}_{}", bare_host(&url), url.port_or_known_default().unwrap_or_default());
         self.url().map_or_else(|| self.path(), named)

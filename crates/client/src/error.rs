@@ -25,7 +25,7 @@ pub enum ClientError {
         reason: String,
     },
     /// Another setting of the client is invalid: change it.
-    #[error("{what} is {value}, and must be {allowed}")]
+    #[error("{what} is {value}; it must be {allowed}")]
     Setting {
         /// Name of the setting.
         what: &'static str,
@@ -173,7 +173,7 @@ impl ClientError {
 
     /// Creates the refusal of a request because of one field.
     pub(crate) fn invalid(field: &str, value: &str, allowed: &str) -> Self {
-        let mut refused = Self::refused(422, "invalid", format!("{field} is {value}, and must be {allowed}"));
+        let mut refused = Self::refused(422, "invalid", format!("{field} is {value}; it must be {allowed}"));
         if let Self::Problem(problem) = &mut refused {
             problem.field = Some(field.into());
             problem.value = Some(value.into());

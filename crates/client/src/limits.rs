@@ -1,4 +1,4 @@
-//! All limits of this crate.
+//! Limits of this crate.
 
 use std::time::Duration;
 

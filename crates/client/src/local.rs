@@ -49,7 +49,7 @@ impl LocalAgent {
         Self { client }
     }
 
-    /// Client of the agent.
+    /// Returns the client of the agent.
     pub const fn client(&self) -> &AgentClient {
         &self.client
     }
@@ -102,7 +102,7 @@ fn client_of_socket(path: &Path, loaded: &LoadedConfig) -> Option<AgentClient> {
 // The binding of a lease to this process while work runs under it.
 //
 // Over the Unix socket the agent watches this process: no renewals are needed, and the end of the process releases the
-// lease. A restarted agent watches the process again by itself; the binding attaches once more, so that the agent also
+// lease. A restarted agent resumes watching the process; the binding attaches once more, so that the agent also
 // knows the processes under the lease. Over TCP an open connection holds the lease and is reopened after it breaks. An
 // absent agent does not end the work.
 //
@@ -267,7 +267,7 @@ async fn hold_until_lost(
     }
 }
 
-/// Reason for the end of a lease; `None` if it has not ended.
+/// Returns the reason for the end of a lease; `None` if it has not ended.
 fn loss_reason(lease: &LeaseBody) -> Option<String> {
     let state = lease.state.name();
     lease.state.is_ended().then(|| match &lease.reason {
@@ -276,12 +276,12 @@ fn loss_reason(lease: &LeaseBody) -> Option<String> {
     })
 }
 
-/// Reason for the loss of a lease before its release; `None` if it was not lost.
+/// Returns the reason for the loss of a lease before its release; `None` if it was not lost.
 pub fn loss_before_release(lease: &LeaseBody) -> Option<String> {
     if lease.state == LeaseState::Released { None } else { loss_reason(lease) }
 }
 
-/// Asks the agent for the reason of the end, else returns the error.
+/// Fetches the reason of the end from the agent; if that fails, returns the error.
 async fn fetch_loss_reason(client: &AgentClient, lease: u64, error: &ClientError) -> String {
     let reason = client.follow(lease, Duration::ZERO).await.ok().and_then(|lease| loss_reason(&lease));
     reason.unwrap_or_else(|| error.to_string())

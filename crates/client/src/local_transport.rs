@@ -227,7 +227,7 @@ async fn drive<T>(driver: &mut ConnectionDriver, exchange: impl Future<Output = 
         if let Poll::Ready(done) = exchange.as_mut().poll(cx) {
             return Poll::Ready(done);
         }
-        // The waiting exchange learns how the connection ended.
+        // The waiting exchange receives the reason for the end of the connection.
         let _ = driver.poll_unpin(cx);
         exchange.as_mut().poll(cx)
     })

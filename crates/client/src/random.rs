@@ -87,7 +87,7 @@ impl Backoff {
         self.tries = 0;
     }
 
-    /// Half to all of the doubled pause, depending on `chance` in 0..1.
+    /// Returns half to all of the doubled pause, depending on `chance` in 0..1.
     fn pause_with_chance(&self, chance: f64) -> Duration {
         let doubled = self.shortest.saturating_mul(1_u32.checked_shl(self.tries).unwrap_or(u32::MAX)).min(self.longest);
         doubled.mul_f64(0.5 + chance / 2.0)

@@ -1,5 +1,5 @@
 //! Transport of one request and its response: HTTP over TCP, TLS or a Unix socket, or an implementation of the caller.
-//! A transport does not retry; its errors tell whether the request can have arrived.
+//! A transport does not retry; its errors show whether the request can have arrived.
 
 use std::error::Error as StdError;
 use std::fmt;

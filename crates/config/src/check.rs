@@ -209,9 +209,9 @@ fn host_of(rest: &str) -> &str {
 
 // Reading of GPUs, and settings without effect.
 
-/// Shorter intervals cost more than they show.
+/// Shorter intervals cost more than their readings are worth.
 const MIN_SENSIBLE_INTERVAL: Duration = Duration::from_millis(200);
-/// Longer intervals hide what happens.
+/// Longer intervals hide short changes.
 const MAX_SENSIBLE_INTERVAL: Duration = Duration::from_secs(60);
 
 impl FindingCollector<'_> {
@@ -305,7 +305,7 @@ impl FindingCollector<'_> {
         }
     }
 
-    /// An empty list matches everything, which is seldom intended.
+    /// Warns about empty lists: an empty list matches everything, which is seldom intended.
     fn check_empty_lists(&mut self) {
         let empty = |resolved: &&ResolvedSetting| resolved.value.as_array().is_some_and(Vec::is_empty);
         for resolved in self.loaded.resolved.iter().filter(|resolved| resolved.key.starts_with("policy[")).filter(empty)

@@ -10,7 +10,7 @@ pub const QUOTAS: usize = 10_000;
 pub const ENTRIES: usize = 1_024;
 /// Maximum number of reported problems.
 pub const PROBLEMS: usize = 100;
-/// Characters of a bad value that a message repeats.
+/// Maximum number of characters of a bad value that a message repeats.
 pub(crate) const QUOTED: usize = 120;
 /// Maximum length of a name for which a similar known name is searched.
 pub(crate) const SUGGEST_FOR: usize = 64;

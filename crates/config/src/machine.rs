@@ -71,7 +71,7 @@ impl HostContext {
         }
     }
 
-    /// Context of root on any host, for defaults in help and documentation.
+    /// Returns the context of root on any host, for defaults in help and documentation.
     pub(crate) fn for_documentation() -> Self {
         Self { root: true, host_name: "the host name".to_owned(), state_home: None }
     }
@@ -136,7 +136,7 @@ fn read_config_file(place: &ConfigFileCandidate) -> Result<Option<String>, Confi
     String::from_utf8(bytes).map(Some).map_err(|_| unreadable("the configuration file is not UTF-8 text".to_owned()))
 }
 
-/// An optional file that this user cannot read counts as missing.
+/// Whether an optional file counts as missing: also one that this user cannot read.
 fn is_treated_as_missing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied)
 }
@@ -213,7 +213,7 @@ const NETWORK_FILE_SYSTEMS: &[(u32, &str)] = &[
 ];
 
 impl MachineFacts {
-    /// Gathers the facts for `loaded`, which was made of `inputs`. Changes nothing; the probed port is free again at
+    /// Gathers the facts for `loaded`, which was loaded from `inputs`. Changes nothing; the probed port is free again at
     /// once.
     pub fn gather(loaded: &LoadedConfig, inputs: &ConfigInputs) -> Self {
         let server = &loaded.config.server;

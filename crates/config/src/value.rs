@@ -48,7 +48,7 @@ impl<T> ValueKind<T> {
     }
 }
 
-/// Optional value.
+/// Returns the kind of an optional value.
 pub(crate) fn optional<T: 'static>(kind: ValueKind<T>) -> ValueKind<Option<T>> {
     let ValueKind { allowed, read, show, suggest, takes_empty, secret } = kind;
     let read = Box::new(move |raw: &RawValue<'_>| read(raw).map(Some));
@@ -56,7 +56,8 @@ pub(crate) fn optional<T: 'static>(kind: ValueKind<T>) -> ValueKind<Option<T>> {
     ValueKind { allowed, read, show, suggest, takes_empty, secret }
 }
 
-/// List: an array in the file, separated by commas elsewhere. Blank and repeated entries are ignored.
+/// Returns the kind of a list: an array in the file, separated by commas elsewhere. Blank and repeated entries are
+/// ignored.
 pub(crate) fn list<T: PartialEq + 'static>(each: ValueKind<T>) -> ValueKind<Vec<T>> {
     let ValueKind { allowed, read, show, suggest, .. } = each;
     let read = Rc::new(read);
@@ -115,7 +116,7 @@ where
     ValueKind::new(allowed, move |raw| number_or_text(raw)?.parse().ok().filter(|n| range.contains(n)), |n| (*n).into())
 }
 
-/// Number with or without decimals.
+/// Returns the kind of a number with or without decimals.
 pub(crate) fn number(range: RangeInclusive<f64>) -> ValueKind<f64> {
     let allowed = format!("a number from {} to {}", range.start(), range.end());
     ValueKind::new(
@@ -125,7 +126,7 @@ pub(crate) fn number(range: RangeInclusive<f64>) -> ValueKind<f64> {
     )
 }
 
-/// Duration in seconds or with a unit; shown in seconds.
+/// Returns the kind of a duration in seconds or with a unit; shown in seconds.
 pub(crate) fn seconds(range: RangeInclusive<f64>) -> ValueKind<Duration> {
     let allowed = format!("seconds from {} to {}, or a duration such as \"90s\" or \"2h\"", range.start(), range.end());
     let read = move |raw: &RawValue<'_>| {
@@ -162,8 +163,8 @@ fn number_as_json(number: f64) -> Json {
 
 // Choices among names.
 
-/// Choice among named values; further names of a value follow its first. Case and the choice between `-` and `_` are
-/// ignored.
+/// Returns the kind of a choice among named values; further names of a value follow its first. Case and the choice
+/// between `-` and `_` are ignored.
 pub(crate) fn choice<T: Copy + PartialEq + 'static>(names: Vec<(&'static str, T)>) -> ValueKind<T> {
     let names: Rc<[(&'static str, T)]> = names.into();
     let only_names: Vec<&str> = names.iter().map(|(name, _)| *name).collect();
@@ -233,7 +234,7 @@ choices! {
     /// Text lines or one JSON object per line.
     LogFormat { Text = "text", Json = "json" }
 
-    /// Strategy of a client with several endpoints: the highest share of available GPUs, each in turn, or in proportion
+    /// Strategy of a client with several endpoints: the highest share of available GPUs, round robin, or in proportion
     /// to the GPUs.
     Balancing { Availability = "availability", RoundRobin = "round_robin", Weighted = "weighted" }
 }
@@ -260,7 +261,7 @@ pub const BACKENDS: [&str; 8] = ["auto", "nvidia", "amd", "nvml", "nvidia-smi", 
 const MAX_SHORT_TEXT_BYTES: usize = 253;
 const MAX_LONG_TEXT_BYTES: usize = 4_096;
 
-/// Text that `tidy` normalizes; `None` if it is not allowed.
+/// Returns the kind of a text that `tidy` normalizes, or rejects with `None`.
 fn text(allowed: impl Into<String>, tidy: fn(&str) -> Option<String>) -> ValueKind<String> {
     ValueKind {
         // The most common mistake is a missing prefix.
@@ -402,7 +403,7 @@ impl fmt::Debug for SecretString {
     }
 }
 
-/// Secret that is sent in a header: one line of visible characters.
+/// Returns the kind of a secret that is sent in a header: one line of visible characters.
 pub(crate) fn secret() -> ValueKind<SecretString> {
     let allowed = "a token as `gpupool token create` prints it, on one line without blanks";
     let visible = |text: &&str| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
@@ -414,7 +415,7 @@ pub(crate) fn secret() -> ValueKind<SecretString> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileMode(pub u32);
 
-/// Permission bits. A decimal number such as `660` is refused because it is ambiguous.
+/// Returns the kind of permission bits. A decimal number such as `660` is refused because it is ambiguous.
 pub(crate) fn file_mode() -> ValueKind<FileMode> {
     let read = |raw: &RawValue<'_>| {
         let digits = match raw {

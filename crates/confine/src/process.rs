@@ -1,7 +1,7 @@
 //! A process identified by its pid *and* its start time, and held by a pidfd.
 //!
-//! The kernel gives a pid to another process once the first one is gone. A [`ProcessId`] therefore names and a
-//! [`ProcessHandle`] holds every process that this crate watches or kills; neither can come to mean another process. No
+//! The kernel reuses the pid of a process that is gone. A [`ProcessId`] therefore names and a
+//! [`ProcessHandle`] holds every process that this crate watches or kills; neither can ever refer to another process. No
 //! threads; a handle ends when it is dropped.
 
 use std::collections::{HashMap, VecDeque};
@@ -64,7 +64,7 @@ impl ProcessHandle {
             Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // The start time is read after the pidfd was opened: a match proves that both mean the same process.
+        // The start time is read after the pidfd was opened: a match proves that both refer to the same process.
         match ProcFs::system().stat(id.pid)? {
             Some(stat) if stat.started == id.started && !stat.has_exited() => {}
             _ => return Ok(None),
@@ -139,12 +139,12 @@ pub struct ProcFs {
 }
 
 impl ProcFs {
-    /// The machine's own `/proc`.
+    /// Returns the machine's own `/proc`.
     pub fn system() -> Self {
         Self::with_root("/proc")
     }
 
-    /// A directory laid out like `/proc`.
+    /// Returns a directory laid out like `/proc`.
     pub fn with_root(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -239,7 +239,7 @@ impl ProcessStat {
     /// Parses a line; `None` if it is invalid.
     pub fn parse(line: &str) -> Option<Self> {
         let pid = line.split(' ').next()?.parse().ok()?;
-        // The command name stands in brackets and may hold brackets and blanks: fields count from the last bracket.
+        // The command name is in brackets and may contain brackets and blanks: fields count from the last bracket.
         let mut fields = line.get(line.rfind(')')? + 1..)?.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
@@ -270,7 +270,7 @@ impl ProcessStat {
     }
 }
 
-/// All processes visible to this user at one time, with their parents: one scan of `/proc` that answers many queries.
+/// All processes visible to this user at one time, with their parents: one scan of `/proc` for many queries.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessSnapshot {
     processes: HashMap<u32, ProcessStat>,

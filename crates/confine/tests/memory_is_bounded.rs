@@ -16,7 +16,7 @@ use gpupool_confine::spawn::JobEnd;
 use support::bounded::{BoundedTestJob, polling_only, usable_cgroup_versions};
 use support::memory_peak;
 
-/// Takes 2 MiB every 10 ms, so 200 MiB a second, and writes its peak so far into a file; ends by itself at 400 MiB.
+/// Takes 2 MiB every 10 ms, so 200 MiB a second, and writes its peak so far into a file; ends on its own at 400 MiB.
 const MEMORY_HOG: &str = "\
 import os, sys, time, resource
 progress = os.open(sys.argv[1], os.O_WRONLY)

@@ -14,7 +14,7 @@ use gpupool_confine::spawn::{Job, JobEnd, JobSpec};
 use support::bounded::{BoundedTestJob, polling_only, usable_cgroup_versions};
 use support::{WAIT_TIMEOUT, is_root, skipped, starter_program};
 
-/// Burns CPU time: itself, in short-lived children, in ignored children. Ends by itself after a multiple of its bound.
+/// Burns CPU time: itself, in short-lived children, in ignored children. Ends on its own after a multiple of its bound.
 const CPU_BURNERS: [(&str, &str); 3] = [
     ("itself", "import time\nwhile time.process_time() < 20: pass"),
     (

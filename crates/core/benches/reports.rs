@@ -53,7 +53,7 @@ fn registration(node: usize, devices: usize) -> PoolCommand {
     PoolCommand::NodeSeen { facts: node_facts(node), devices: listed, numbers: Vec::new() }
 }
 
-/// ReportingFleet in which leases hold every device whole, except those with foreign processes, and requests wait.
+/// Fleet in which leases hold every device whole, except those with foreign processes, and requests wait.
 struct ReportingFleet {
     pool: Pool,
     now: PoolTime,
@@ -107,7 +107,7 @@ impl ReportingFleet {
         (self.random >> 33) % below
     }
 
-    /// Advances by a second: one device in ten gets another foreign load, and the waiters ask again.
+    /// Advances by a second: one device in ten gets another foreign load, and the waiters send a heartbeat.
     fn pass_a_second(&mut self) {
         self.now = self.now.after(Millis(1_000));
         for _ in 0..DEVICES / CHANGING {

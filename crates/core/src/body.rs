@@ -26,7 +26,7 @@ pub struct RequestBody {
     /// Memory of each GPU, in MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,
-    /// Takes an equal share of a shared GPU where no amount is given.
+    /// Whether to take an equal share of a shared GPU if no amount is given.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub sharing: bool,
     /// `none`, `time-slicing`, `mps` or `mig`.

@@ -114,7 +114,7 @@ impl RequestClass {
 /// All known classes, bounded: classes without waiters are forgotten when there are too many.
 #[derive(Debug, Default)]
 pub(crate) struct RequestClasses {
-    /// Only for lookups: its order decides nothing.
+    /// Only for lookups: its order has no effect.
     ids_by_shape: HashMap<RequestShape, RequestClassId, BuildHasherDefault<DefaultHasher>>,
     classes: Vec<Option<RequestClass>>,
     free_ids: Vec<RequestClassId>,

@@ -172,7 +172,7 @@ pub enum DeviceHealth {
     Healthy,
     /// Takes no new work until it is healthy again; the text is the reason.
     Unhealthy(Arc<str>),
-    /// Fell off the bus or vanished; it may come back.
+    /// Fell off the bus or vanished; it may return.
     Lost,
 }
 

@@ -37,7 +37,7 @@ impl LeaseState {
         matches!(self, Self::Released | Self::Expired | Self::Revoked | Self::Failed)
     }
 
-    /// Published name of the state.
+    /// Returns the published name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -70,7 +70,7 @@ pub enum EndCause {
     MaxDurationPassed,
     /// The request reached its wait limit.
     WaitLimitPassed,
-    /// The waiting client stopped asking.
+    /// The waiting client stopped following the request.
     Abandoned,
     /// The offer was not confirmed in time.
     OfferLapsed,
@@ -110,11 +110,11 @@ pub struct PlacementDecision {
     pub policy: Arc<str>,
     /// Strategy that chose the devices.
     pub strategy: PlacementStrategy,
-    /// Reason for its turn.
+    /// Reason why it was granted then.
     pub turn: QueueTurn,
 }
 
-/// Reason why a granted request got its turn.
+/// Reason why a request was granted before others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QueueTurn {
@@ -149,7 +149,7 @@ pub enum LeaseHolder {
     Connection,
 }
 
-/// A lease: its committed row and the state that a restart begins anew.
+/// A lease: its committed row, and state that a restart resets.
 #[derive(Debug, Clone)]
 pub struct Lease {
     /// A lease dereferences to its row.
@@ -171,7 +171,7 @@ impl Lease {
         &self.row
     }
 
-    /// Returns the latest possible end, by promises only: a heartbeat may go on forever.
+    /// Returns the latest possible end, by promises only, because heartbeats can extend the ttl forever.
     pub fn certain_end(&self) -> Option<PoolTime> {
         [self.hard_end, self.revoke_at].into_iter().flatten().min()
     }

@@ -1,4 +1,4 @@
-//! Outcome of a command: a reply to the caller, effects for those concerned, and rows to commit.
+//! Outcome of a command: a reply to the caller, effects for others, and rows to commit.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::units::{Bytes, MilliCpus, PoolTime, Share};
 #[derive(Debug, Default, PartialEq)]
 pub struct ApplyOutcome {
     pub effects: Vec<PoolEffect>,
-    /// Rows to commit, in order: a later row about the same thing replaces an earlier one.
+    /// Rows to commit, in order: a later row about the same entity replaces an earlier one.
     pub rows: Vec<PoolRow>,
 }
 
@@ -41,7 +41,7 @@ pub enum PoolEffect {
     Revoking { lease: LeaseId, at: PoolTime },
     /// A lease ended.
     Ended { lease: LeaseId, cause: EndCause },
-    /// A lease ended, but its devices are not free yet: its remaining processes must go.
+    /// A lease ended, but its devices are not free yet: its remaining processes must exit.
     Draining { lease: LeaseId },
     /// The devices of a lease are free.
     Freed { lease: LeaseId },
@@ -168,7 +168,7 @@ pub enum Unsatisfiable {
     /// No node has this much memory.
     #[error("{wanted} of host memory requested; the largest matching node has {most}")]
     TooMuchHostMemory { wanted: Bytes, most: Bytes },
-    /// The request exceeds the owner's quota by itself.
+    /// The request alone exceeds the owner's quota.
     #[error("{wanted} GPUs requested; the owner's quota is {quota}")]
     OverQuota { wanted: Share, quota: Share },
     /// Every requirement can be met on some node, but no node meets all of them.

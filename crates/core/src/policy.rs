@@ -73,7 +73,7 @@ pub struct RequestPolicy {
     pub max_share: Option<Share>,
     /// Largest amount of GPU memory.
     pub max_memory: Option<Bytes>,
-    /// Whether requests may ask for parts of GPUs.
+    /// Whether parts of GPUs may be requested.
     pub sharing_allowed: bool,
     /// Permitted isolation; empty permits any.
     pub isolation_allowed: Vec<IsolationLevel>,
@@ -87,12 +87,12 @@ pub struct RequestPolicy {
     pub preferred_models: Arc<[Arc<str>]>,
     /// Largest number of leases on one device; `None` for no limit.
     pub max_allocations: Option<u16>,
-    /// Whether a request must ask for a GPU.
+    /// Whether a request must include a GPU.
     pub gpu_required: bool,
 }
 
 impl Default for RequestPolicy {
-    /// The rules at the API: at least one GPU, at least a tenth of it, and ten allocations per device.
+    /// Returns the default rules of the API: at least one GPU, at least a tenth of it, and ten allocations per device.
     fn default() -> Self {
         Self {
             name: Arc::from("default"),
@@ -114,7 +114,7 @@ impl Default for RequestPolicy {
 }
 
 impl RequestPolicy {
-    /// No rules, as in simulations: any share, host-only requests, no limit on allocations.
+    /// Returns a policy without rules, as in simulations: any share, host-only requests, no limit on allocations.
     pub fn unlimited() -> Self {
         Self {
             name: Arc::from("unlimited"),
@@ -184,19 +184,19 @@ impl RequestPolicy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyViolation {
-    #[error("gpus: 0 is not allowed, it must be at least 1")]
+    #[error("gpus: 0 is not allowed; it must be at least 1")]
     GpuRequired,
-    #[error("fraction: {asked} is not allowed, it must be at least {least}")]
+    #[error("fraction: {asked} is not allowed; it must be at least {least}")]
     MinShare { asked: Share, least: Share },
-    #[error("fraction: {asked} is not allowed, it must be at most {most}")]
+    #[error("fraction: {asked} is not allowed; it must be at most {most}")]
     MaxShare { asked: Share, most: Share },
-    #[error("memory_mib: {asked} is not allowed, it must be at most {most}")]
+    #[error("memory_mib: {asked} is not allowed; it must be at most {most}")]
     MaxMemory { asked: Bytes, most: Bytes },
     #[error("parts of a GPU are not allowed; leave out fraction, memory_mib and sharing")]
     SharingAllowed,
     #[error("isolation: {0} is not allowed here")]
     IsolationAllowed(IsolationLevel),
-    #[error("max_duration_secs: {asked} is not allowed, it must be at most {most}")]
+    #[error("max_duration_secs: {asked} is not allowed; it must be at most {most}")]
     MaxDuration { asked: Millis, most: Millis },
 }
 

@@ -49,13 +49,13 @@ pub enum PlacementStrategy {
     LeastFragmentation,
 }
 
-/// Gives the variants of an enum the names that people write for them.
+/// Assigns to the variants of an enum the names that people write for them.
 macro_rules! named_variants {
     ($type:ty, $what:literal, $($variant:ident => $name:literal),+ $(,)?) => {
         impl $type {
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Name of the variant, as people write it.
+            /// Returns the name of the variant, as people write it.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name),+ }
             }
@@ -304,7 +304,7 @@ impl DeviceSelector {
 
 /// Invalid value of a field: the field, the value, and the allowed values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {value:?} is not allowed, it must be {allowed}")]
+#[error("{field}: {value:?} is not allowed; it must be {allowed}")]
 pub struct FieldError {
     pub field: &'static str,
     pub value: String,

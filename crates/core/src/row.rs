@@ -1,4 +1,4 @@
-//! Rows that survive a crash, each replacing the earlier one about the same thing.
+//! Rows that survive a crash, each replacing the earlier one about the same entity.
 //!
 //! Rows are facts, not commands: an upgraded pool reads earlier decisions and never repeats them. Renewals are not
 //! written; after [`crate::Pool::restore`] every lease gets one full ttl.

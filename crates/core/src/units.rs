@@ -148,7 +148,7 @@ impl Millis {
 }
 
 impl fmt::Display for Millis {
-    /// One unit, rounded up: `45 s`, `12 min`, `3 h`, `2 d`.
+    /// Writes one unit, rounded up: `45 s`, `12 min`, `3 h`, `2 d`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let secs = self.0.div_ceil(1000);
         match secs {

@@ -1,7 +1,7 @@
-//! What a reading of eight AMD cards costs, on a tree in memory.
+//! Cost of a reading of eight AMD cards, on a tree in memory.
 //!
-//! `cargo bench -p gpupool-devices --bench amd_sysfs`. The kernel's own work behind each file is not in it; the number
-//! of reads is printed first, so that it can be judged too. Timings are divan's.
+//! `cargo bench -p gpupool-devices --bench amd_sysfs`. The result does not include the kernel's own work behind each
+//! file; the number of reads is printed first as a measure of that work. divan measures the times.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
 
@@ -28,7 +28,7 @@ fn main() {
     divan::main();
 }
 
-/// A reading of all cards, by the number of processes on the machine, of which every fiftieth computes.
+/// Reads all cards, by the number of processes on the machine, of which every fiftieth computes.
 #[divan::bench(args = [0, 500])]
 fn reading(bencher: Bencher, processes: u32) {
     let tree = Tree::new(processes);
@@ -36,7 +36,7 @@ fn reading(bencher: Bencher, processes: u32) {
     bencher.bench_local(|| source.read().unwrap());
 }
 
-/// The first reading, which walks the tree.
+/// Makes the first reading, which walks the tree.
 #[divan::bench]
 fn first_reading(bencher: Bencher) {
     let tree = Tree::new(0);

@@ -6,7 +6,7 @@ use gpupool_core::{Bytes, Percent};
 
 use crate::detected_device::Milliwatts;
 
-/// Parses an amount of memory; `unit` applies where the text has none.
+/// Parses an amount of memory; `unit` applies if the text has none.
 ///
 /// All units are powers of 1024: amd-smi divides by 1024·1024 and calls it MB (`mem_usage` in
 /// amdsmi_cli/amdsmi_commands.py; `vram_size` in src/amd_smi/amd_smi.cc), and shortens process memory by 1024s to KB,
@@ -29,7 +29,7 @@ pub(crate) fn parse_bytes(text: &str, unit: &str) -> Option<Bytes> {
     (0.0..u64::MAX as f64).contains(&amount).then(|| Bytes(amount.round() as u64))
 }
 
-/// Parses power, in watts where the text has no unit.
+/// Parses power, in watts if the text has no unit.
 pub(crate) fn parse_watts(text: &str) -> Option<Milliwatts> {
     let (number, unit) = split_unit(text);
     let number: f64 = number.parse().ok()?;

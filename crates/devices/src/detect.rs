@@ -84,7 +84,7 @@ const RETRY_MISSING_AFTER: Duration = Duration::from_secs(30);
 
 /// Several sources for the same devices, best first; the first available source is read.
 ///
-/// An available source that fails is not skipped: the others would ask the same driver and know less.
+/// An available source that fails is not skipped: the others would query the same driver and report less.
 struct FallbackSource {
     sources: Vec<FallbackCandidate>,
     last_read: usize,

@@ -41,7 +41,7 @@ pub enum UsedMemoryScope {
     WithoutReserved,
     /// Used memory includes reserved memory (NVML v1, older nvidia-smi).
     WithReserved,
-    /// The source does not say, or the driver reserves nothing.
+    /// The source does not report it, or the driver reserves no memory.
     #[default]
     Unknown,
 }
@@ -65,7 +65,7 @@ pub struct MemoryReading {
 }
 
 impl MemoryReading {
-    /// Returns the memory used by programs, without reserved memory where that is known.
+    /// Returns the memory used by programs, without reserved memory if that is known.
     pub fn used_by_programs(&self) -> Reported<Bytes> {
         match (self.used_means, &self.used, &self.reserved) {
             (UsedMemoryScope::WithReserved, Reported::Value(used), Reported::Value(reserved)) => {
@@ -141,7 +141,7 @@ pub enum ProcessActivity {
     Compute,
     Graphics,
     Both,
-    /// The source does not tell.
+    /// Not reported by the source.
     #[default]
     Unknown,
 }
@@ -198,9 +198,9 @@ pub struct DetectedDevice {
     pub temperature_c: Reported<i16>,
     pub power: Reported<Milliwatts>,
     pub power_limit: Reported<Milliwatts>,
-    /// Processes on the device; a value only where the list is complete.
+    /// Processes on the device; a value only if the list is complete.
     pub processes: Reported<Vec<DeviceProcess>>,
-    /// Health; `None` where the source does not report it.
+    /// Health; `None` if the source does not report it.
     pub health: Option<DeviceHealth>,
     /// Whether the device sleeps to save power. It is not read further, because reading would wake it.
     pub asleep: bool,
@@ -241,7 +241,7 @@ impl DetectedDevice {
         self.partition.as_ref()?.number()
     }
 
-    /// Whether the device reported anything about its current state. Power limit and memory size do not count.
+    /// Whether the device reported any current value. Power limit and memory size do not count.
     pub(crate) fn has_answered(&self) -> bool {
         self.memory.used.value().is_some()
             || self.utilization.value().is_some()
@@ -436,7 +436,7 @@ fn bound_reason<T>(reported: &mut Reported<T>) {
     }
 }
 
-/// Whether a text is surely short enough; its characters are counted only where its bytes are too many.
+/// Whether a text is surely short enough; its characters are counted only if it has too many bytes.
 fn is_short(text: &str) -> bool {
     text.len() <= limits::TEXT_CHARS
 }

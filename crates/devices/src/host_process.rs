@@ -189,7 +189,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
-    /// A machine with a namespace and one process, 42.
+    /// Creates a machine with a namespace and one process, 42.
     fn machine(namespace: &str) -> (TempDir, SourcePaths) {
         let dir = TempDir::new().unwrap();
         let write = |path: &str, text: &str| {

@@ -68,7 +68,7 @@ pub(crate) fn read(root: &Path) -> Result<SourceReading, SourceError> {
         Reported::Unsupported(_) => PciBus::default(),
         Reported::Failed(words) => PciBus { warnings: vec![format!("the PCI bus: {words}")], ..PciBus::default() },
     };
-    // A partial copy may lack the vendor id; the driver's list then tells the vendor.
+    // A partial copy may lack the vendor id; the driver's list then shows the vendor.
     for pci in listed.iter().filter_map(|device| device.pci) {
         match bus.gpus.iter_mut().find(|gpu| gpu.pci == pci) {
             Some(gpu) => gpu.vendor = Vendor::Nvidia,
@@ -377,12 +377,12 @@ mod tests {
 
     use BusPathNode::Numa;
 
-    /// The host bridge of a bus.
+    /// Returns the host bridge of a bus.
     fn host(bus: u8) -> BusPathNode {
         BusPathNode::HostBridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
     }
 
-    /// A bridge on a bus.
+    /// Returns a bridge on a bus.
     fn bridge(bus: u8) -> BusPathNode {
         BusPathNode::Bridge(parse_pci_address(&format!("{bus:02x}:00.0")).unwrap())
     }
@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(read(root.path()).unwrap_err().code(), "not_here");
     }
 
-    /// A bus of devices: the folder of each below `devices`, and its files.
+    /// Creates a bus of devices: the folder of each below `devices`, and its files.
     fn bus_of(devices: &[(&str, &[(&str, &str)])]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().unwrap();
         let bus = sys.path().join("bus/pci/devices");

@@ -51,7 +51,7 @@ pub struct DeviceReport {
     pub memory_reserved_mib: Option<u64>,
     /// Memory in use, as counted by the source.
     pub memory_used_mib: Option<u64>,
-    /// Whether `memory_used_mib` includes reserved memory; `null` where unknown.
+    /// Whether `memory_used_mib` includes reserved memory; `null` if unknown.
     pub memory_used_includes_reserved: Option<bool>,
     /// Whether the device shares the memory of the host and has none of its own.
     pub unified_memory: bool,
@@ -67,7 +67,7 @@ pub struct DeviceReport {
     pub driver: Option<Arc<str>>,
     /// Whether MIG is on, also for its instances; `null` for a device without MIG.
     pub mig: Option<bool>,
-    /// `healthy`, `unhealthy` or `lost`; `null` where the source does not report it.
+    /// `healthy`, `unhealthy` or `lost`; `null` if the source does not report it.
     pub health: Option<&'static str>,
     pub health_reason: Option<Arc<str>>,
     /// Whether the device sleeps to save power and was not read.

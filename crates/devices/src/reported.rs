@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use gpupool_core::ReadingField;
 
-/// Reason why a field has no value; empty where the source lacks the field.
+/// Reason why a field has no value; empty if the source lacks the field.
 pub(crate) type MissingReason = Cow<'static, str>;
 
 /// A field of a device.
@@ -57,7 +57,7 @@ impl<T> Reported<T> {
         }
     }
 
-    /// Returns this field, or `other` where this field has no value and `other` says more.
+    /// Returns this field, or `other` if this field has no value and `other` is more informative.
     pub(crate) fn or(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Value(_), _) => self,
@@ -67,7 +67,7 @@ impl<T> Reported<T> {
         }
     }
 
-    /// Replaces this field by `other` where this field has no value.
+    /// Replaces this field by `other` if this field has no value.
     pub(crate) fn fill(&mut self, other: Self) {
         *self = std::mem::take(self).or(other);
     }
@@ -92,7 +92,7 @@ impl<T> Reported<T> {
         }
     }
 
-    /// Reads a cell of a tool's output with `parse`, unless the cell says that there is no value.
+    /// Reads a cell of a tool's output with `parse`, unless the cell means that there is no value.
     ///
     /// Text that `parse` rejects is a failure with the text as its reason.
     pub(crate) fn from_cell(cell: &str, parse: impl FnOnce(&str) -> Option<T>) -> Self {
@@ -124,7 +124,7 @@ enum MissingKind {
 }
 
 impl MissingKind {
-    /// Classifies a cell, or returns `None` where the cell may hold a value.
+    /// Classifies a cell, or returns `None` if the cell may hold a value.
     ///
     /// Known phrases for "not available" are unsupported; other bracketed text and known error phrases are failures.
     fn classify(cell: &str) -> Option<Self> {

@@ -9,7 +9,7 @@ use crate::source_reading::SourceReading;
 
 /// A library, tool, kernel tree or simulation that devices are read from.
 ///
-/// A source may block for ever in a driver, so it is read on its own thread (see `probe`). It caches facts that do not
+/// A source may block forever in a driver, so it is read on its own thread (see `probe`). It caches facts that do not
 /// change between readings, and searches for devices again when their number changes or a device is lost.
 pub trait DeviceSource: Send {
     /// Returns the kind of the source.
@@ -80,7 +80,7 @@ pub enum SourceError {
     /// The caller lacks permission.
     #[error("permission denied: {0}")]
     NoPermission(String),
-    /// The source did not answer before its deadline; it is not asked again until it does.
+    /// The source did not answer before its deadline; it gets no further request until it does.
     #[error("driver unresponsive: {what} has not answered for {} s", after.as_secs())]
     Unresponsive { what: Cow<'static, str>, after: Duration },
     /// The driver returned an error.
@@ -109,13 +109,13 @@ impl SourceError {
         }
     }
 
-    /// Creates the error for output in `format` that is malformed as `problem` says.
+    /// Creates the error for malformed output in `format`; `problem` describes the fault.
     pub(crate) fn malformed(format: &'static str, problem: impl Into<String>) -> Self {
         Self::Malformed { format: Cow::Borrowed(format), problem: problem.into() }
     }
 
-    /// Returns the reason why the devices of the source get no new work, where the error means that their driver is
-    /// away: running work continues, but new work would hang or fail. Other errors say nothing about the devices.
+    /// Returns the reason why the devices of the source get no new work, if the error means that their driver is away:
+    /// running work continues, but new work would hang or fail. Other errors do not concern the devices.
     pub(crate) fn driver_away(&self) -> Option<Arc<str>> {
         match self {
             Self::Unresponsive { .. } => Some("driver unresponsive".into()),

@@ -26,7 +26,7 @@ impl DetectedLink {
         Self { a: one.min(other), b: one.max(other), kind }
     }
 
-    /// Returns the link with its positions mapped by `places`, where both devices are there.
+    /// Returns the link with its positions mapped by `places`, if both devices are there.
     pub(crate) fn map_positions(&self, places: &[Option<usize>]) -> Option<Self> {
         let place = |of: usize| places.get(of).copied().flatten();
         Some(Self::new(place(self.a)?, place(self.b)?, self.kind))
@@ -112,7 +112,7 @@ impl SourceReading {
 
     /// Returns the position of the device that `other` is, among the devices that are not matched yet.
     ///
-    /// Devices match by UUID and PCI address; by index only where they have neither in common.
+    /// Devices match by UUID and PCI address; by index only if they have neither in common.
     fn find_same_device(&self, other: &DetectedDevice, matched: &[bool]) -> Option<usize> {
         // Devices added by this merge are skipped: two devices of one source are never the same.
         let free = |place: &usize| matched.get(*place) == Some(&false);
@@ -146,7 +146,7 @@ impl SourceReading {
 
     /// Returns the permanent identity of each device, in the order of the devices.
     ///
-    /// The identity is the vendor's UUID. Where it is missing or several devices share it (AMD partitions, the two dies
+    /// The identity is the vendor's UUID. If it is missing or several devices share it (AMD partitions, the two dies
     /// of an MI250, masked captures), it is the PCI address and the partition. A device with neither is identified by
     /// its position.
     pub fn identities(&self) -> Vec<DeviceIdentity> {

@@ -42,7 +42,7 @@ impl VendorTool {
         Self { path: path.into(), deadline, hung: None }
     }
 
-    /// Path or name of the tool.
+    /// Returns the path or the name of the tool.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

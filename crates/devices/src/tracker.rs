@@ -31,7 +31,7 @@ pub struct TrackedDevice {
     pub source: SourceKind,
     /// Last reading.
     pub found: Arc<DetectedDevice>,
-    /// Facts of the device. The allocation stays the same while readings change nothing.
+    /// Facts of the device. The allocation stays the same while the facts do.
     pub facts: Arc<DeviceFacts>,
     /// Time of the last reading.
     pub read_at: PoolTime,
@@ -43,13 +43,13 @@ pub struct TrackedDevice {
 }
 
 impl TrackedDevice {
-    /// Whether the last reading is stale, where one is taken every `refresh`.
+    /// Whether the last reading is stale, if one is taken every `refresh`.
     pub fn is_stale(&self, now: PoolTime, refresh: Millis) -> bool {
         now > fresh_until(self.read_at, refresh)
     }
 }
 
-/// Returns the time until which a reading of `read_at` is fresh, where one is taken every `refresh`.
+/// Returns the time until which a reading of `read_at` is fresh, if one is taken every `refresh`.
 pub fn fresh_until(read_at: PoolTime, refresh: Millis) -> PoolTime {
     read_at.after(Millis(refresh.0.saturating_mul(REFRESHES_UNTIL_STALE)))
 }
@@ -59,7 +59,7 @@ pub fn fresh_until(read_at: PoolTime, refresh: Millis) -> PoolTime {
 pub enum TrackedChange {
     /// A new device appeared.
     Appeared(GpuId),
-    /// A device is gone. Its identity is retained, because it may come back.
+    /// A device is gone. Its identity is retained, because it may return.
     Vanished(GpuId),
     /// A device that was gone came back.
     Returned(GpuId),
@@ -195,7 +195,7 @@ impl DeviceTracker {
         self.devices.iter().filter(move |(_, entry)| entry.device.source == source).map(|(identity, _)| identity)
     }
 
-    /// Returns the whole GPUs by PCI address, preferring those of this reading; empty where the reading has no
+    /// Returns the whole GPUs by PCI address, preferring those of this reading; empty if the reading has no
     /// partitions.
     fn gpus_by_pci(&self, identities: &[DeviceIdentity], read: &[DetectedDevice]) -> GpusByPci {
         if read.iter().all(|found| found.partition.is_none()) {

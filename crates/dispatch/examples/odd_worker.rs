@@ -1,5 +1,5 @@
 //! A worker that obeys its tasks, however odd: `echo TEXT`, `sleep MILLISECONDS`, `fail TEXT`, `exit CODE`, `kill`, and
-//! more below. Also the keeper and runner for programs that cannot be their own, such as tests.
+//! more below. Also the supervisor and runner for programs that cannot be their own, such as tests.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -168,7 +168,7 @@ fn write_to_socket(bytes: &[u8]) -> Result<Bytes, String> {
 #[allow(unsafe_code, reason = "descriptors that are not used any more")]
 fn close_socket() {
     for socket in open_sockets() {
-        // SAFETY: the owner never uses it again: this process does nothing from here on.
+        // SAFETY: the owner never uses it again: this process does nothing afterwards.
         unsafe { libc::close(socket) };
     }
 }

@@ -21,7 +21,7 @@ pub enum RunEvent {
     WorkerSetupFailed {
         /// Worker id.
         worker: WorkerId,
-        /// Reason in the worker's words, or the way its process ended.
+        /// Reason reported by the worker, or the exit of its process.
         why: Arc<str>,
     },
     /// A worker starts a task. Reported only with [`crate::RunPlan::report_started`].
@@ -59,7 +59,7 @@ pub enum RunEvent {
     WorkerCleanupFailed {
         /// Worker id.
         worker: WorkerId,
-        /// Reason in the worker's words.
+        /// Reason reported by the worker.
         why: Arc<str>,
     },
     /// A worker wrote to its standard output or error. Reported only with [`crate::WorkerOutputPolicy::Reported`].
@@ -76,7 +76,7 @@ pub enum RunEvent {
 pub struct TaskEnd {
     /// Task id.
     pub task: TaskId,
-    /// Worker that ran the last attempt; `None` if no worker had the task.
+    /// Worker that ran the last attempt; `None` if the task had no worker.
     pub worker: Option<WorkerId>,
     /// Outcome of the task.
     pub outcome: TaskOutcome,
@@ -154,7 +154,7 @@ pub enum LossStage {
 /// Cause of a worker's exit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerExitCause {
-    /// It exited by itself with this code.
+    /// It exited on its own with this code.
     Exited(i32),
     /// A signal of this number, not sent by the dispatcher, killed it.
     Signalled(i32),
@@ -181,7 +181,7 @@ impl fmt::Display for WorkerExitCause {
             Self::IgnoredInterrupt => write!(f, "it was killed: it ignored an interrupt"),
             Self::ProtocolViolation(violation) => write!(f, "it was killed: {violation}"),
             Self::StartFailed(why) => write!(f, "it could not be started: {why}"),
-            Self::GpuWithdrawn(why) => write!(f, "its GPU was taken away: {why}"),
+            Self::GpuWithdrawn(why) => write!(f, "its GPU was withdrawn: {why}"),
             Self::Stopped => write!(f, "it was stopped"),
         }
     }
@@ -199,9 +199,9 @@ impl fmt::Display for WorkerLoss {
 /// Counts of tasks by state, and the workers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RunStats {
-    /// Tasks that no worker has yet.
+    /// Tasks that are not assigned to a worker.
     pub pending: u64,
-    /// Tasks that workers have.
+    /// Tasks that are assigned to workers.
     pub running: u64,
     /// Tasks that succeeded.
     pub completed: u64,
@@ -280,7 +280,7 @@ pub enum WorkerState {
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DispatchError {
     /// A field of the plan is invalid.
-    #[error("{field} is {value}, and must be {allowed}")]
+    #[error("{field} is {value}; it must be {allowed}")]
     Plan {
         /// Field of the plan.
         field: &'static str,
@@ -333,7 +333,7 @@ pub enum SubmitError {
     NotALine,
 }
 
-/// Error of [`crate::Dispatcher::run`]. Every accepted task was reported as ended all the same.
+/// Error of [`crate::Dispatcher::run`]. Every accepted task was reported as ended nevertheless.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError<E> {
     /// The source of tasks failed.

@@ -178,7 +178,7 @@ pub struct JobLogEntry<'a> {
     pub took: Duration,
     /// Bytes of its standard output or of its result.
     pub received: u64,
-    /// Exit code; -1 if the task did not exit by itself.
+    /// Exit code; -1 if the task did not exit on its own.
     pub exit_code: i32,
     /// Signal that ended the task, or 0.
     pub signal: i32,

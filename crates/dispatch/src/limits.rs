@@ -1,14 +1,14 @@
-//! Every bound of this crate.
+//! Limits of this crate.
 
 use std::time::Duration;
 
-/// Largest frame.
+/// Maximum size of a frame.
 pub(crate) const MAX_FRAME_BYTES: usize = 1 << 30;
-/// Most tasks that a worker has at once.
+/// Maximum number of tasks that a worker has at once.
 pub(crate) const MAX_WORKER_QUEUE: usize = 1_024;
 /// Amount of prefetched work per worker, enough to hide the round trip.
 pub(crate) const PREFETCH_TIME: Duration = Duration::from_millis(8);
-/// Longest average task behind which others are queued.
+/// Maximum average duration of the tasks of a worker that gets further tasks in advance.
 pub(crate) const SHORT_TASK: Duration = Duration::from_millis(5);
 /// Run time of a task after which the tasks behind it are recalled.
 pub(crate) const RECALL_AFTER: Duration = Duration::from_millis(20);
@@ -26,45 +26,45 @@ pub(crate) const UNUSED_WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const RESTART_BACKOFF: Duration = Duration::from_millis(50);
 /// Longest pause before a restart.
 pub(crate) const MAX_RESTART_BACKOFF: Duration = Duration::from_secs(2);
-/// Most consecutive setup failures of a slot that was set up before.
+/// Maximum number of consecutive setup failures of a slot that was set up before.
 pub(crate) const MAX_SETUP_TRIES: u32 = 5;
-/// Bytes kept of the end of a worker's output.
+/// Number of bytes kept from the end of a worker's output.
 pub(crate) const OUTPUT_TAIL_BYTES: usize = 8 * 1_024;
-/// Longest line of a worker that speaks lines.
+/// Maximum length of a line from a worker that uses the line protocol.
 pub(crate) const MAX_LINE_BYTES: usize = 64 << 20;
-/// Smallest buffer for a read from a worker.
+/// Minimum size of the buffer for a read from a worker.
 pub(crate) const READ_BYTES: usize = 64 * 1_024;
-/// Smallest payload that is sent without copying it together with others.
+/// Minimum size of a payload that is sent directly instead of copied into a buffer with others.
 pub(crate) const LARGE_PAYLOAD_BYTES: usize = 16 * 1_024;
-/// Most pieces in one send to a worker.
+/// Maximum number of pieces in one send to a worker.
 pub(crate) const MAX_SEND_PIECES: usize = 64;
-/// Bytes of consumed command output that are freed on the disk at once.
+/// Number of bytes of consumed command output that are freed on the disk at once.
 pub(crate) const PUNCH_BYTES: u64 = 1 << 20;
-/// Absence of the caller (in a callback or the source) after which the backup thread drives the run.
+/// Time that the caller spends in a callback or the source until the backup thread drives the run.
 pub(crate) const BACKUP_DRIVER_DELAY: Duration = Duration::from_millis(2);
 /// Longest sleep of an engine, which bounds the cost of a lost wakeup.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_secs(60);
-/// Time in which a runner tries to end what a command left behind.
+/// Time in which a runner tries to end the processes that a command left behind.
 pub(crate) const LEFTOVER_KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause between two such tries.
+/// Pause between two attempts to end these processes.
 pub(crate) const LEFTOVER_KILL_PAUSE: Duration = Duration::from_millis(1);
 /// Requested buffer size of a socket to a worker.
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// Time in which a cancelled worker may exit by itself.
+/// Time in which a cancelled worker may exit on its own.
 pub(crate) const CANCEL_GRACE: Duration = Duration::from_millis(500);
-/// Undelivered events at which reading of worker output pauses.
+/// Number of undelivered events at which reading of worker output pauses.
 pub(crate) const MAX_UNREAD_EVENTS: usize = 1_024;
 /// Longest wait for the end of all processes when a run is dropped.
 pub(crate) const DROP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Wait for a statistics reply before the caller tries the lock again.
+/// Time to wait for a statistics reply before the caller tries the lock again.
 pub(crate) const STATS_TIMEOUT: Duration = Duration::from_millis(100);
-/// Most workers of one run.
+/// Maximum number of workers of one run.
 pub(crate) const MAX_WORKERS: usize = 4_096;
 /// Largest task number in a job log.
 pub(crate) const MAX_JOBLOG_SEQ: u64 = 1 << 32;
-/// Most bytes of a command in a job log.
+/// Maximum length of a command in a job log.
 pub(crate) const MAX_JOBLOG_COMMAND_BYTES: usize = 1 << 16;
-/// Longest line of a job log that is read.
+/// Maximum length of a line that is read from a job log.
 pub(crate) const MAX_JOBLOG_LINE_BYTES: usize = 4 << 20;
 /// Shortest pause between two syncs of a job log.
 pub(crate) const JOBLOG_SYNC_PAUSE: Duration = Duration::from_millis(200);
@@ -73,9 +73,9 @@ pub(crate) const JOBLOG_SYNC_REST_FACTOR: u32 = 19;
 
 // GPU leases.
 
-/// Most GPUs of one run.
+/// Maximum number of GPUs of one run.
 pub(crate) const MAX_GPUS: usize = 1_024;
-/// Most unread notes about GPUs; the oldest are dropped.
+/// Maximum number of unread notes about GPUs; the oldest are dropped.
 pub(crate) const MAX_GPU_NOTES: usize = 64;
 /// Time limit of a reply of the agent on which a starting or running worker depends.
 pub(crate) const AGENT_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -94,15 +94,15 @@ pub(crate) const DEFAULT_ACQUIRE_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const DEFAULT_IDLE_TIME: Duration = Duration::from_secs(60);
 /// Default time limit of a worker's setup, such as loading a model over a slow network.
 pub(crate) const DEFAULT_SETUP_TIMEOUT: Duration = Duration::from_secs(300);
-/// Most waiters of one pool.
+/// Maximum number of waiters of one pool.
 pub const MAX_WAITING: usize = 65_536;
-/// Most bytes of a task id.
+/// Maximum length of a task id.
 pub(crate) const MAX_TASK_ID_BYTES: usize = 1_024;
-/// Most finished holds in memory and in the result of a read.
+/// Maximum number of finished holds in memory and in the result of a read.
 pub(crate) const MAX_AUDIT_ENTRIES: usize = 10_000;
-/// Longest line of an audit trail.
+/// Maximum length of a line of an audit trail.
 pub(crate) const MAX_AUDIT_LINE_BYTES: u64 = 64 * 1_024;
-/// Most audit lines that wait for a slow disk; further lines are dropped, which is reported.
+/// Maximum number of audit lines that wait for a slow disk; further lines are dropped, which is reported.
 pub(crate) const MAX_AUDIT_UNWRITTEN: usize = 16_384;
 /// Interval of syncs that protect an audit trail from a crash of the machine. A crash of the program loses no written
 /// line.

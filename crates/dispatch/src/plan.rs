@@ -42,7 +42,7 @@ pub struct RunPlan {
     pub output: WorkerOutputPolicy,
     /// Whether [`crate::RunEvent::TaskStarted`] is reported.
     pub report_started: bool,
-    /// Program that keeps processes and runs commands, with a `main` that calls [`crate::run_helper_if_requested`]. For
+    /// Program that supervises processes and runs commands, with a `main` that calls [`crate::run_helper_if_requested`]. For
     /// programs that cannot do so themselves, such as an interpreter that loaded this crate.
     pub helper: Option<PathBuf>,
     /// Memory shared with each worker, for payloads that bypass the socket: see [`crate::worker::WorkerHello::memory`].
@@ -138,17 +138,17 @@ impl WorkerProtocol {
 }
 
 impl WorkerProgram {
-    /// A program that speaks the worker protocol.
+    /// Describes a program that uses the worker protocol.
     pub fn native(program: impl Into<OsString>) -> Self {
         Self::new(WorkerProtocol::Frames, program.into())
     }
 
-    /// A program that reads one line per task from its standard input and writes one line per result.
+    /// Describes a program that reads one line per task from its standard input and writes one line per result.
     pub fn lines(program: impl Into<OsString>) -> Self {
         Self::new(WorkerProtocol::Lines, program.into())
     }
 
-    /// One command per task: see [`crate::command::CommandLine`].
+    /// Describes workers that run one command per task: see [`crate::command::CommandLine`].
     pub fn commands() -> Self {
         Self::new(WorkerProtocol::Commands, OsString::from("/proc/self/exe")).args([crate::command::RUNNER_ARGUMENT])
     }
@@ -185,7 +185,7 @@ pub struct WorkerSlot {
     pub gpu_ids: Vec<u32>,
     /// Variables that make exactly these GPUs visible; `None` removes a variable.
     pub environment: Vec<(String, Option<String>)>,
-    /// Limits on GPU memory, where the kernel can enforce them.
+    /// Limits on GPU memory, if the kernel can enforce them.
     pub device_memory: Vec<DeviceMemoryLimit>,
     /// Hook that is called from another thread with the worker's pid, before its program runs.
     pub attach: Option<AttachHook>,

@@ -63,7 +63,7 @@ pub enum ServeError {
     /// The program was not started by a dispatcher.
     #[error("{SOCKET_VARIABLE} does not name an open socket; a dispatcher must start this program")]
     NotAWorker,
-    /// The dispatcher speaks another protocol version.
+    /// The dispatcher uses another protocol version.
     #[error("the dispatcher speaks protocol version {0}, this worker {PROTOCOL_VERSION}")]
     Version(u32),
     /// The dispatcher violated the worker protocol.
@@ -211,11 +211,11 @@ fn parse_hello(frame: &WorkerFrame) -> Result<WorkerHello, ServeError> {
 // Outgoing results: short ones are sent together, and none waits for long.
 //
 // The worker sends queued results before it waits for frames. If a task runs while results are queued, a sender thread
-// sends them after a moment, so that a long task does not hold them back. Queued results lie in the outbox and survive
-// the worker; without an outbox each result is sent at once. The sender sleeps while there is nothing to send, and ends
+// sends them after a moment, so that a long task does not delay them. Queued results lie in the outbox and survive
+// the worker; without an outbox each result is sent at once. The sender sleeps while the outbox is empty, and ends
 // with the worker.
 
-/// Most bytes of results that are sent together.
+/// Maximum number of bytes of results that are sent together.
 const SEND_BYTES: usize = 64 * 1024;
 /// Longest time that a result waits for others.
 const SEND_AFTER: Duration = Duration::from_millis(3);

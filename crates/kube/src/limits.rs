@@ -10,9 +10,9 @@ pub(crate) const MAX_DEPTH: usize = 100;
 pub(crate) const MAX_ALIASED_EVENTS: usize = 20_000;
 /// Maximum number of significant digits of a quantity, so that its arithmetic is exact in 128 bits.
 pub(crate) const MAX_QUANTITY_DIGITS: usize = 20;
-/// Characters of a bad value that an error repeats.
+/// Maximum number of characters of a bad value that an error repeats.
 pub(crate) const MAX_SHOWN_CHARS: usize = 80;
-/// Number of containers that an error lists.
+/// Maximum number of containers that an error lists.
 pub(crate) const MAX_SHOWN_CONTAINERS: usize = 20;
 /// Maximum number of whole GPUs per pod.
 pub(crate) const MAX_WHOLE_GPUS: u64 = 16;

@@ -72,7 +72,7 @@ pub(crate) enum ContainerRole {
     App,
     /// Alone, before the other containers.
     Init,
-    /// From its turn among the init containers until the end.
+    /// From its position among the init containers until the end.
     Sidecar,
 }
 

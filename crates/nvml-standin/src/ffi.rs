@@ -58,7 +58,7 @@ fn write_text(output: *mut c_char, length: c_uint, text: &str) -> Result<(), Nvm
     Ok(())
 }
 
-/// Directory from which this library was loaded.
+/// Returns the directory from which this library was loaded.
 fn library_folder() -> Option<PathBuf> {
     // SAFETY: all zeroes is a valid `Dl_info`; `dladdr` fills it for the address of a function of this library.
     let name = unsafe {
@@ -289,7 +289,7 @@ processes! {
 /// A process with the MIG instance that it runs on.
 type ProcessOnInstance = (StandInProcess, Option<(u32, u32)>);
 
-/// Processes of the queried instance, or of the device with all its instances.
+/// Returns the processes of the queried instance, or of the device with all its instances.
 fn compute_processes(target: &HandleTarget<'_>) -> Vec<ProcessOnInstance> {
     let mig = target.device.mig.as_ref().filter(|mig| mig.on);
     let all = mig.into_iter().flat_map(|mig| mig.slots.iter().flatten());

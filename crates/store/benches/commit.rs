@@ -1,7 +1,7 @@
-//! Commits per second with the disk synced, beside a bare `fdatasync` of the same bytes: appended to a file that
-//! grows, and written over what is there (which spares the disk the file's new length, as the store's log mostly does).
+//! Commits per second with a synced disk, beside a bare `fdatasync` of the same bytes: appended to a growing file, and
+//! overwritten (which saves the disk the file's new length, as the store's log usually does).
 //!
-//! Runs in the directory named by `GPUPOOL_BENCH_DIR`, or a temporary one; its disk is what is measured.
+//! Runs in the directory `GPUPOOL_BENCH_DIR`, or in a temporary one, and measures its disk.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a bench may panic")]
 
@@ -52,7 +52,7 @@ fn median(mut rates: [f64; ROUNDS]) -> f64 {
     rates[ROUNDS / 2]
 }
 
-/// Commits per second. Leases repeat, as they do between request and end.
+/// Measures commits per second. Leases repeat, as they do between request and end.
 fn store_rate(dir: &Path, size: u64) -> f64 {
     let dir = tempfile::tempdir_in(dir).unwrap();
     let mut store = open(dir.path()).0;
@@ -65,7 +65,7 @@ enum WritePosition {
     Overwrite,
 }
 
-/// Number of times per second that the same bytes are written and synced.
+/// Measures how many times per second the same bytes are written and synced.
 fn file_rate(dir: &Path, size: u64, position: WritePosition) -> f64 {
     let file = tempfile::NamedTempFile::new_in(dir).unwrap();
     let mut file = file.as_file();
@@ -84,7 +84,7 @@ fn file_rate(dir: &Path, size: u64, position: WritePosition) -> f64 {
     })
 }
 
-/// Rows that differ in each turn: the database neither writes nor syncs unchanged rows.
+/// Returns rows that differ in each round, because the database neither writes nor syncs unchanged rows.
 fn batch(turn: u64, size: u64) -> Vec<PoolRow> {
     let row = |number| match queued_lease((turn * size + number) % 10_000) {
         PoolRow::Lease(lease) => PoolRow::Lease(LeaseRow { created_at: PoolTime(turn), ..lease }),

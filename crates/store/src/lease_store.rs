@@ -16,7 +16,7 @@ pub trait LeaseStore: Send {
     fn load(&self) -> Result<LoadedRows, ReadError>;
 
     /// Returns the number of times the store was opened for writing, including this one. The number is durable and
-    /// never falls, so it tells a later writer from an earlier one.
+    /// never falls, so it distinguishes a later writer from an earlier one.
     fn generation(&self) -> u64;
 
     /// Commits rows, in this order, and the audit trail records that follow from them. Rows are durable when the call

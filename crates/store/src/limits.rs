@@ -1,4 +1,4 @@
-//! Bounds of this crate.
+//! Limits of this crate.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A store in memory, for tests: it ends with the process, and its commits can be made to fail or to hang.
+//! A store in memory, for tests: it ends with the process, and faults can make its commits fail or hang.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};

@@ -142,7 +142,7 @@ fn end_record(lease: &LeaseRow, grant: Option<TrailRecord>, clock: ClockReading)
     }
 }
 
-/// Adds the end of a lease that is forgotten before it ended; otherwise it would count as held for ever.
+/// Adds the end of a lease that is forgotten before it ended; otherwise it would count as held forever.
 fn end_forgotten_lease<T: TrailLog>(trail: &mut T, lease: LeaseId, clock: ClockReading) -> Result<(), T::Error> {
     let Some(grant) = trail.grant(lease)? else { return Ok(()) };
     let at = clock.wall_of(clock.pool).max(grant.at);

@@ -175,7 +175,7 @@ fn save_database() {
     ];
     let links = kinds.iter().map(|kind| DeviceLink { a: GpuId(0), b: GpuId(1), kind: *kind }).collect();
     fixture.apply_ok(PoolCommand::Links { node, links });
-    // Queue turns: one request waits for two devices, others pass it, and then its turn comes.
+    // Queue turns: one request waits for two devices, others pass it, and then it is granted.
     let t4 = |gpus| Request { gpus, select: support::model("T4"), max_duration: Some(support::HOUR), ..whole() };
     let held = fixture.request(t4(1));
     let two = fixture.request(t4(2));
@@ -248,7 +248,7 @@ fn save_database() {
     assert!(store.unflushed_batches() > 0, "lease {noted} is in the buffer");
     drop(store);
     let connection = Connection::open(dir.path().join("pool.db")).unwrap();
-    // Batches in the buffer are as long as a page; the spaces at their end mean nothing.
+    // Batches in the buffer are as long as a page; the spaces at their end have no meaning.
     connection.execute("UPDATE notes SET batch = rtrim(batch)", []).unwrap();
     fs::write(env::var_os("GPUPOOL_SAVE").unwrap(), dump_database(&connection).unwrap()).unwrap();
 }

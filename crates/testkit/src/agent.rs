@@ -155,7 +155,7 @@ impl TestAgent {
         self.running.process.pid()
     }
 
-    /// Its address, as in `http://127.0.0.1:40123`; the same after a restart.
+    /// Returns its address, as in `http://127.0.0.1:40123`; the same after a restart.
     pub fn address(&self) -> &str {
         &self.running.addresses.address
     }
@@ -220,7 +220,7 @@ impl TestAgent {
         self.running.process.signal(Signal::CONT);
     }
 
-    /// Has the agent reload its certificates (SIGHUP).
+    /// Makes the agent reload its certificates (SIGHUP).
     pub fn send_sighup(&self) {
         self.running.process.signal(Signal::HUP);
     }

@@ -81,7 +81,7 @@ impl PyRun {
 
     /// Submits the next item of the source and waits for room; for one thread. `False` if no more are accepted.
     ///
-    /// Python reads the source: a thread that the interpreter terminates meanwhile must have no frames of ours on its
+    /// Python reads the source: a thread that the interpreter terminates meanwhile must have no Rust frames on its
     /// stack.
     fn put(&self, item: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = item.py();

@@ -218,7 +218,7 @@ def test_releasing_a_lost_assignment_raises(agent: Agent) -> None:
     async def scenario(client: GPUWorkerPoolClient) -> None:
         held = await client.request_gpu()
         post(agent, f"/v1/leases/{list_leases(agent)[0]['id']}/revoke", {})
-        with pytest.raises(StaleAssignmentError, match="taken back|revoked"):
+        with pytest.raises(StaleAssignmentError, match="revoked"):
             await client.release_gpu(held)
         assert client.get_pool_status().active_workers == 0
         timed = await client.request_gpu(max_duration=0.3, ttl=3600)

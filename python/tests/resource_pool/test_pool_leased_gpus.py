@@ -54,7 +54,7 @@ def test_a_worker_with_a_revoked_gpu_is_reported_and_replaced(pools: PoolTracker
         async with pool.acquire_worker("revoked") as worker:
             (lease,) = active_leases(leased)
             revoke(leased, lease)
-            with pytest.raises(WorkerLostError, match="its GPU was taken away"):
+            with pytest.raises(WorkerLostError, match="its GPU was withdrawn"):
                 await worker.run(pool_tasks.wait_forever)
         async with pool.acquire_worker("next") as worker:
             assert await worker.run(int, "1") == 1

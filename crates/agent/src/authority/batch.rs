@@ -19,7 +19,7 @@ use super::{AuthorityThread, StoreState};
 #[derive(Clone, PartialEq)]
 pub(super) struct UnattendedCommand {
     pub command: PoolCommand,
-    /// The holder without which the command is obsolete.
+    /// The holder that must still hold the lease; otherwise the command is obsolete.
     pub held_by: Option<(LeaseId, LeaseHolder)>,
 }
 
@@ -32,7 +32,7 @@ impl UnattendedCommand {
 /// A command that was applied and gets its reply after the commit.
 pub(super) struct AppliedCommand {
     result: Result<CommandReply, Refusal>,
-    /// The command, if it only gives back: it is tried once more on its own when the batch finds no space.
+    /// The command if it only frees resources: it is tried again on its own if the disk has no space for the batch.
     retry: Option<PoolCommand>,
     origin: CommandOrigin,
 }
@@ -108,7 +108,8 @@ impl AuthorityThread {
                 let LeaseAttachment { lease, token, holder, has_process, has_cgroup } = attachment;
                 let result = self.apply_allowed(&caller, PoolCommand::Attach { lease, token, holder }, outcome);
                 if result.is_ok() {
-                    // Known at once: the lease may end in this very batch. Should the commit fail, the node is asked in vain.
+                    // Recorded before the commit, because the lease may end in this batch. If the commit fails, the
+                    // node gets a needless order.
                     self.occupancy.attach(lease, has_process, has_cgroup);
                 }
                 applied.push(AppliedCommand {
@@ -202,7 +203,7 @@ impl AuthorityThread {
         Some(AppliedCommand { result, retry: Some(command), origin: CommandOrigin::Unattended(unattended) })
     }
 
-    /// Whether the pool has moved on, so that a command has no effect.
+    /// Whether a command no longer has an effect, because the pool has changed since.
     fn is_obsolete(&self, unattended: &UnattendedCommand) -> bool {
         if let Some((lease, holder)) = &unattended.held_by {
             return self.pool.lease(*lease).and_then(|known| known.holder.as_ref()) != Some(holder);
@@ -215,20 +216,22 @@ impl AuthorityThread {
         }
     }
 
-    /// Stores a command to be applied again, each once.
+    /// Stores a command to be applied again, unless it is stored already.
     fn postpone(&mut self, command: UnattendedCommand) {
         if !self.postponed.contains(&command) {
             self.postponed.push(command);
         }
     }
 
-    /// Checks whether the caller may give this command.
+    /// Checks whether the caller may send this command.
     fn check_rights(&self, caller: &Caller, command: &PoolCommand) -> Result<(), Refusal> {
         let forbidden = |why: String| Err(Refusal::Forbidden(why.into()));
         match command {
             PoolCommand::Request { request, key } => {
                 if caller.role == Role::Reader {
-                    return forbidden("taking GPUs from the network needs a token (gpupool token create)".into());
+                    return forbidden(
+                        "leasing over the network needs a token; create one with gpupool token create".into(),
+                    );
                 }
                 let before = key.as_ref().and_then(|key| self.pool.lease_by_key(&request.owner, key));
                 if let (Some(key), Some(before)) = (key, before) {
@@ -253,7 +256,7 @@ impl AuthorityThread {
                 _ => Ok(()),
             },
             _ if caller.role == Role::Admin => Ok(()),
-            _ => forbidden(format!("{} is no administrator here", caller.owner)),
+            _ => forbidden(format!("{} is not an administrator", caller.owner)),
         }
     }
 
@@ -267,7 +270,7 @@ impl AuthorityThread {
         }
     }
 
-    /// Commits the batch. If that fails, commits what only gives back, and refuses the rest.
+    /// Commits the batch. If that fails, commits the commands that only free resources, and refuses the others.
     fn commit_or_undo(&mut self, outcome: ApplyOutcome, applied: &mut [AppliedCommand]) -> ApplyOutcome {
         let Err(refusal) = self.commit(&outcome) else { return outcome };
         let mut outcome = ApplyOutcome::default();
@@ -370,7 +373,7 @@ impl AuthorityThread {
         }
     }
 
-    /// Whether an ended lease was taken from its holder, which may not know that yet.
+    /// Whether an ended lease was taken from its holder, which may not have noticed yet.
     pub(super) fn was_taken_back(&self, lease: LeaseId) -> bool {
         let cause = self.pool.lease(lease).and_then(|known| known.cause.as_ref());
         matches!(cause, Some(EndCause::Revoked | EndCause::MaxDurationPassed | EndCause::Fault(_)))
@@ -379,7 +382,7 @@ impl AuthorityThread {
 
 /// Checks that a repeated idempotency key repeats the same request. A different request would be lost unnoticed.
 fn same_request(key: &str, request: &Request, before: &Request) -> Result<(), Refusal> {
-    // A client that gives up asks once more without waiting, to take its request back.
+    // A client that gives up repeats its request without waiting, in order to withdraw it.
     let Request { queue, hedged, wait_limit, .. } = *before;
     if *before == (Request { queue, hedged, wait_limit, ..request.clone() }) {
         return Ok(());
@@ -388,7 +391,7 @@ fn same_request(key: &str, request: &Request, before: &Request) -> Result<(), Re
     Err(Refusal::Denied(FieldError::new("Idempotency-Key", key, allowed).into()))
 }
 
-/// Whether a command only gives back. Such a command may be committed with the last space there is.
+/// Whether a command only frees resources. Such a command may use the last space on the disk for its commit.
 fn only_gives_back(command: &PoolCommand) -> bool {
     matches!(
         command,
@@ -403,7 +406,7 @@ fn only_gives_back(command: &PoolCommand) -> bool {
     )
 }
 
-/// Returns the words of an error, to be shared by several refusals.
+/// Returns the text of an error, to be shared by several refusals.
 pub(super) fn shared_words(error: impl ToString) -> Arc<str> {
     error.to_string().into()
 }

@@ -19,9 +19,9 @@ pub enum StoreState {
     /// It commits everything.
     #[default]
     Fine,
-    /// There is no space: it commits only what gives back.
+    /// The disk has no space: only commands that free resources are committed.
     Full(Arc<str>),
-    /// It does not commit or read rows. Every request is refused until it does again.
+    /// It cannot commit or read rows. Every request is refused until it can.
     Broken(Arc<str>),
 }
 
@@ -37,7 +37,8 @@ impl StoreState {
 }
 
 impl AuthorityThread {
-    /// Commits the rows of a batch. If that fails, the pool is as it was last committed, and the refusal has the reason.
+    /// Commits the rows of a batch. If that fails, the pool returns to its last committed state, and the refusal has
+    /// the reason.
     pub(super) fn commit(&mut self, outcome: &ApplyOutcome) -> Result<(), Refusal> {
         if outcome.rows.is_empty() {
             return Ok(());
@@ -58,7 +59,7 @@ impl AuthorityThread {
         Err(refusal)
     }
 
-    /// Flushes the write-ahead buffer of the store when it holds many batches, or when there is nothing else to do.
+    /// Flushes the write-ahead buffer of the store if it holds many batches or the thread is idle.
     pub(super) fn flush_store(&mut self, is_idle: bool) {
         let is_time = is_idle || self.store.unflushed_batches() >= BUFFERED_BATCHES;
         if !is_time || self.store_state != StoreState::Fine || self.store.unflushed_batches() == 0 {
@@ -90,7 +91,7 @@ impl AuthorityThread {
         let rows = match loaded {
             Ok(loaded) => loaded.rows,
             Err(error) => {
-                // The empty pool stands in until there are rows again. Nothing is applied to it.
+                // The pool stays empty, and no command is applied to it, until the rows can be read again.
                 self.set_store_state(StoreState::Broken(shared_words(&error)));
                 Vec::new()
             }
@@ -104,7 +105,7 @@ impl AuthorityThread {
         self.samples_are_due = true;
     }
 
-    /// Tries a store that failed again, from time to time.
+    /// Tries a failed store again after a pause.
     pub(super) fn retry_store(&mut self) {
         if self.store_state == StoreState::Fine || self.retried_at.elapsed() < STORE_RETRY {
             return;

@@ -23,7 +23,7 @@ use super::{AuthorityThread, TrailHandle};
 /// A reason why the authority refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// The pool denied it.
+    /// The pool denied the command.
     #[error(transparent)]
     Denied(#[from] CommandDenied),
     /// The caller lacks the right.
@@ -37,17 +37,17 @@ pub(crate) enum Refusal {
         /// The largest number allowed.
         limit: usize,
     },
-    /// The store cannot commit now. Nothing was done.
-    #[error("nothing was done: {0}")]
+    /// The store cannot commit now. Nothing was changed.
+    #[error("nothing was changed: {0}")]
     NotDurable(Arc<str>),
-    /// The disk has no space for a commit now. Nothing was done.
-    #[error("nothing was done: {0}")]
+    /// The disk has no space for a commit now. Nothing was changed.
+    #[error("nothing was changed: {0}")]
     DiskFull(Arc<str>),
     /// The authority has too much to do, or waits for its disk.
-    #[error("nothing was done: too much is asked at once; ask again in a moment")]
+    #[error("the agent is overloaded and nothing was changed; retry in a moment")]
     Busy,
     /// The agent is stopping.
-    #[error("nothing was done: the agent is stopping")]
+    #[error("the agent is stopping and nothing was changed")]
     Stopping,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct FollowCall {
     pub caller: Caller,
     /// The followed leases, each once.
     pub leases: Arc<[LeaseId]>,
-    /// The time at which the reply is due even if nothing changed.
+    /// The time at which the reply is due even without a change.
     pub until: PoolTime,
     /// Whether the reply is the one lease itself rather than a list of changes.
     pub is_single: bool,
@@ -138,7 +138,7 @@ pub(super) enum AuthorityMessage {
     Stop,
 }
 
-/// A handle of the authority. Clones speak to the same thread.
+/// A handle of the authority. Clones refer to the same thread.
 #[derive(Clone)]
 pub(crate) struct Authority {
     messages: SyncSender<AuthorityMessage>,
@@ -162,7 +162,7 @@ impl Authority {
         self.cell.age()
     }
 
-    /// Whether the authority works, or waits for its disk. The watchdog of the service manager asks this.
+    /// Whether the authority works, or waits for its disk. The watchdog of the service manager checks this.
     pub(crate) fn is_alive(&self) -> bool {
         self.cell.is_alive()
     }
@@ -179,7 +179,7 @@ impl Authority {
         receiver.await.unwrap_or(Err(Refusal::Stopping))
     }
 
-    /// As [`Authority::ask`]; if the lease is queued afterwards, the reply waits for its grant for up to `wait`.
+    /// Same as [`Authority::ask`]; if the lease is queued afterwards, the reply waits for its grant for up to `wait`.
     pub(crate) async fn ask_and_wait(
         &self,
         caller: Caller,
@@ -257,7 +257,7 @@ impl Authority {
         receiver.await.map_err(|_| Refusal::Stopping)
     }
 
-    /// Reports a fact without waiting for its effect. A sample takes the place of one that was not applied yet.
+    /// Reports a fact without waiting for its effect. A sample replaces an earlier one that was not applied yet.
     pub(crate) fn report(&self, report: NodeReport) -> Result<(), Refusal> {
         match report {
             NodeReport::Sampled(sample) => self.cell.samples.put(sample, || self.send(AuthorityMessage::Sampled)),
@@ -331,7 +331,7 @@ impl Authority {
     }
 }
 
-/// Waits for a reply for some time at most.
+/// Waits for a reply for a limited time.
 async fn within<T>(patience: Duration, receiver: oneshot::Receiver<T>) -> Result<T, Refusal> {
     match tokio::time::timeout(patience, receiver).await {
         Ok(reply) => reply.map_err(|_| Refusal::Stopping),
@@ -343,7 +343,7 @@ fn time_in(wait: Duration) -> PoolTime {
     clock::now().after(Millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// A call that waits for its reply. If it is dropped before, because the client hung up, it notifies the authority.
+/// A call that waits for its reply. If it is dropped early, because the client hung up, it notifies the authority.
 struct HangUpGuard<'a> {
     authority: &'a Authority,
     id: CallId,

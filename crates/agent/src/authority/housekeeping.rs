@@ -10,7 +10,7 @@ use super::{Authority, Refusal};
 
 /// The time between two rounds.
 const EVERY: Duration = Duration::from_secs(60);
-/// The time after which a round that found the authority busy, or more old records than it may remove, goes on.
+/// The pause after a round for which the authority was busy, or which left more old records to remove.
 const RETRY: Duration = Duration::from_secs(1);
 /// The number of rounds between two removals of old records.
 const ROUNDS_PER_REMOVAL: u32 = 60;

@@ -63,21 +63,21 @@ pub(crate) struct AuthoritySpec {
     pub rows: Vec<PoolRow>,
     /// The owners of the tokens that the store holds.
     pub tokens: TokenOwners,
-    /// How the pool works.
+    /// The settings of the pool.
     pub settings: PoolSettings,
     /// The rules in force.
     pub policies: Policies,
-    /// The ways to the nodes, by node name.
+    /// The links to the nodes, by node name.
     pub links: Vec<(Arc<str>, Box<dyn NodeLink>)>,
     /// The number of requests of one owner that may wait.
     pub waiters_per_owner: usize,
-    /// The time that a lease held by a connection gets to reconnect after a restart.
+    /// The time in which a lease held by a connection can reconnect after a restart.
     pub reconnect_grace: Millis,
-    /// Whether readings show processes that exist.
+    /// Whether readings show real processes rather than simulated ones.
     pub real_processes: bool,
-    /// The events to add to.
+    /// The events that streams read.
     pub events: Arc<Events>,
-    /// The metrics to count in.
+    /// The metrics that the authority updates.
     pub metrics: Arc<Metrics>,
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct AuthorityThread {
     at: ClockReading,
 }
 
-/// Starts the authority on the rows of a store. The strings name invalid rows.
+/// Starts the authority with the rows of a store. The returned strings describe invalid rows.
 pub(crate) fn start(spec: AuthoritySpec) -> io::Result<(Authority, JoinHandle<()>, Vec<String>)> {
     let (messages, inbox) = sync_channel(MESSAGES);
     let (mut thread, complaints) = AuthorityThread::new(spec, clock::both());
@@ -163,8 +163,8 @@ impl AuthorityThread {
         (thread, bad_rows.iter().map(ToString::to_string).collect())
     }
 
-    /// Takes over the leases of the authority before this one. Their processes and control groups are not known here, so
-    /// the nodes are asked to end them when the leases end.
+    /// Takes over the leases of the previous authority. Their processes and control groups are unknown here, so the
+    /// nodes are ordered to end them when the leases end.
     fn take_over_leases(&mut self, reconnect_grace: Millis) {
         let mut fences: BTreeMap<NodeId, Vec<FencedLease>> = BTreeMap::new();
         let mut draining = Vec::new();
@@ -205,7 +205,7 @@ impl AuthorityThread {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            // Read before the messages: those that were sent before the order to stop are all taken.
+            // Read before the messages, so that every message sent before the stop is handled.
             let stops = self.cell.is_stopping();
             let batch: Vec<AuthorityMessage> = first.into_iter().chain(inbox.try_iter()).take(BATCH).collect();
             let is_last = stops && batch.len() < BATCH;
@@ -248,7 +248,7 @@ impl AuthorityThread {
         matches!(self.store_state, StoreState::Broken(_))
     }
 
-    /// The pool as it was last committed.
+    /// Returns the pool as it was last committed.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }

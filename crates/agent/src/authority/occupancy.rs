@@ -1,8 +1,8 @@
 //! The leases that may still occupy their devices when they end.
 //!
-//! A lease that nothing runs under gives its devices back in the step in which it ends. For every other lease the node
-//! ends what runs there first. The authority knows from attachments whether a node watches a process or has a control
-//! group for a lease, and from samples which leases have processes on devices.
+//! A lease without processes frees its devices in the step in which it ends. For every other lease the node first ends
+//! the processes. The authority learns from attachments whether a node watches a process or has a control group for a
+//! lease, and from samples which leases have processes on devices.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,7 +23,7 @@ pub(super) struct Occupancy {
 }
 
 impl Occupancy {
-    /// Adds what a node attached to a lease.
+    /// Records that a node attached a process or a control group to a lease.
     pub(super) fn attach(&mut self, lease: LeaseId, has_process: bool, has_cgroup: bool) {
         if !has_process && !has_cgroup {
             return;
@@ -43,7 +43,7 @@ impl Occupancy {
         self.running.insert(node, running);
     }
 
-    /// Removes what the node attached to the lease. Processes that a reading showed on devices stay.
+    /// Removes the attached process and control group of a lease. Processes that a reading showed on devices stay.
     pub(super) fn drained(&mut self, lease: LeaseId) {
         self.occupants.remove(&lease);
     }
@@ -62,18 +62,18 @@ impl Occupancy {
         self.running.len()
     }
 
-    /// Forgets a node that is gone for good.
+    /// Forgets a node that was removed.
     pub(super) fn forget_node(&mut self, node: NodeId) {
         self.running.remove(&node);
     }
 
-    /// Whether a node has to learn that the lease ended.
+    /// Whether a node must be notified when the lease ends.
     pub(super) fn is_attached(&self, lease: LeaseId) -> bool {
         self.occupants.contains_key(&lease)
     }
 
-    /// Whether something of an ended lease may still run. A holder that released the lease, or is gone, runs nothing that
-    /// was not seen on a device or put into a control group; a holder that the lease was taken from may.
+    /// Whether processes of an ended lease may still run. A holder that is gone or released the lease leaves none,
+    /// except those seen on a device or put into a control group. A holder that lost the lease may still run others.
     pub(super) fn occupies(&self, lease: LeaseId, taken_back: bool) -> bool {
         let occupant = self.occupants.get(&lease).copied().unwrap_or_default();
         occupant.has_cgroup

@@ -18,7 +18,7 @@ use crate::messages::{NodeLink, NodeOrder, PreparedDevice};
 use super::handle::{Refusal, Reply};
 use super::{AuthorityThread, NodeSummary};
 
-/// The orders to one node, with those that it could not take yet. Their number is bounded by that of live leases.
+/// The orders to one node, including those that it could not take yet. Their number is bounded by that of live leases.
 pub(super) struct OrderQueue {
     link: Box<dyn NodeLink>,
     backlog: VecDeque<NodeOrder>,
@@ -35,7 +35,7 @@ impl OrderQueue {
         self.flush();
     }
 
-    /// Sends what the node can take now.
+    /// Sends the orders that the node can take now.
     pub(super) fn flush(&mut self) {
         while let Some(order) = self.backlog.pop_front() {
             if let Err(order) = self.link.send(order) {
@@ -125,7 +125,7 @@ impl AuthorityThread {
         }
     }
 
-    /// Orders the node of an ended lease to end what runs under it, if there can be anything.
+    /// Orders the node of an ended lease to end its processes, if it may have any.
     pub(super) fn order_end(&mut self, lease: LeaseId, taken_back: bool) {
         let Some(row) = self.pool.lease(lease) else { return };
         let (node, awaited) = (row.node, row.draining);
@@ -190,7 +190,7 @@ impl AuthorityThread {
         }
     }
 
-    /// Explains why a lease waits. Within a batch the event and the answer share one explanation.
+    /// Explains why a lease waits. Within a batch the event and the reply share one explanation.
     pub(super) fn explain(&mut self, lease: LeaseId) -> Option<Arc<WaitExplanation>> {
         if let Some(known) = self.explained.get(&lease) {
             return Some(known.clone());
@@ -200,14 +200,14 @@ impl AuthorityThread {
         Some(explanation)
     }
 
-    /// Returns a lease in the words of the API, with its token for callers that may act for its owner.
+    /// Returns a lease in the form of the API, with its token for callers that may act for its owner.
     pub(super) fn lease_reply(&mut self, lease: LeaseId, caller: &Caller) -> Result<Reply, Refusal> {
         let explanation = self.explain(lease);
         let known = self.pool.lease(lease).ok_or(CommandDenied::UnknownLease(lease))?;
         Ok(Reply::Lease(Box::new(self.lease_body(known, explanation.as_deref(), caller))))
     }
 
-    /// Returns a lease in the words of the API. The variables that show devices to a job are added by its node.
+    /// Returns a lease in the form of the API. Its node adds the variables that show devices to a job.
     pub(crate) fn lease_body(
         &self,
         lease: &Lease,
@@ -219,7 +219,7 @@ impl AuthorityThread {
         view::lease_body(&self.pool, lease, explanation, iso, |_| Default::default(), is_owners)
     }
 
-    /// Takes the changes of a committed batch over into the snapshot, in time that grows with the changes.
+    /// Applies the changes of a committed batch to the snapshot. The cost grows with the changes only.
     fn update_snapshot(&mut self, rows: &[PoolRow]) {
         let mut nodes = BTreeSet::new();
         for row in rows {
@@ -263,7 +263,7 @@ impl AuthorityThread {
 
     pub(super) fn publish_tokens(&mut self) {
         let owners = self.store.token_owners().unwrap_or_else(|error| {
-            // A token that was revoked must not count, so none does until the store can be read.
+            // A revoked token must not be accepted, so no token is until the store can be read.
             tracing::error!(%error, "no token is accepted until the tokens can be read again");
             TokenOwners::default()
         });
@@ -271,7 +271,7 @@ impl AuthorityThread {
         self.cell.publish(&self.snapshot);
     }
 
-    /// Writes the events of the batch to the log, once the callers have their answers.
+    /// Writes the events of the batch to the log, after the replies to its callers.
     pub(super) fn log_events(&mut self) {
         for event in self.unlogged.drain(..) {
             log_event(&event);

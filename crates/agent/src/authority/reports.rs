@@ -12,7 +12,7 @@ use crate::messages::{DeviceSample, NodeSample};
 use super::AuthorityThread;
 
 impl AuthorityThread {
-    /// Applies a sample, or only remembers it while the pool cannot be changed.
+    /// Applies a sample, or only stores it while the pool cannot be changed.
     pub(super) fn take_sample(&mut self, sample: Box<NodeSample>, outcome: &mut ApplyOutcome) {
         if self.is_broken() {
             if let Some(node) = self.pool.node_by_name(&sample.node.name) {
@@ -32,8 +32,8 @@ impl AuthorityThread {
         }
     }
 
-    /// Applies health and readings of known devices before the node counts as seen, so that no sick device is granted in
-    /// between. A new device that is sick is left out until it is well.
+    /// Applies health and readings of known devices before the node counts as seen, so that no unhealthy device is
+    /// granted in between. A new device that is unhealthy is left out until it is healthy.
     fn apply_sample(&mut self, sample: &NodeSample, outcome: &mut ApplyOutcome) -> Option<NodeId> {
         if let Some(node) = self.pool.node_by_name(&sample.node.name) {
             for device in &sample.devices {

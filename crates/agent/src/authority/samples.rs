@@ -1,7 +1,7 @@
 //! The newest sample of each node, beside the channel of messages.
 //!
-//! A node samples in a steady rhythm, also while the authority waits for its disk. A new sample replaces the one before, so
-//! that samples never fill the channel.
+//! A node samples at a fixed interval, even while the authority waits for its disk. A new sample replaces the previous
+//! one, so that samples never fill the channel.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,8 +22,8 @@ struct PendingSamples {
 }
 
 impl LatestSamples {
-    /// Puts a sample in place of the one before, and announces it unless samples are announced already. The sample keeps the
-    /// readings of the one before that it lacks.
+    /// Replaces the previous sample, and announces the new one unless an announcement is pending. Readings that the new
+    /// sample lacks are kept.
     pub(super) fn put(
         &self,
         mut sample: Box<NodeSample>,

@@ -1,7 +1,7 @@
 //! The state that the authority publishes after each batch, for readers that must not wait for it.
 //!
-//! A snapshot is immutable and shares with the one before everything that did not change, so that publishing costs as much
-//! as the changes. It names the last event that it includes, and its readers know its age.
+//! A snapshot is immutable and shares its unchanged parts with the previous one, so the cost of publishing grows with
+//! the changes only. It names the last event that it includes; readers can query its age.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,7 +18,7 @@ use crate::limits::AUTHORITY_SILENCE;
 use super::StoreState;
 use super::samples::LatestSamples;
 
-/// The published state: devices with what is promised of them, granted and draining leases, and the queue in short.
+/// The published state: devices with their promises, granted and draining leases, and a summary of the queue.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// The instant of the batch after which it was published, on both clocks.
@@ -45,7 +45,7 @@ pub struct Snapshot {
 pub struct DeviceState {
     /// The device.
     pub view: DeviceView,
-    /// The time at which a change of its leases was last published. A reading from before shows a mixture.
+    /// The time at which a change of its leases was last published. An earlier reading shows a mixture.
     pub leases_published_at: PoolTime,
 }
 
@@ -154,7 +154,7 @@ impl Snapshot {
     }
 }
 
-/// The latest snapshot, the samples for the authority, and its signs of life.
+/// The latest snapshot, the samples for the authority, and its liveness.
 #[derive(Debug)]
 pub(super) struct SnapshotCell {
     /// A lock rather than a channel: it is held for the copy of a pointer.
@@ -163,7 +163,7 @@ pub(super) struct SnapshotCell {
     confirmed_at: AtomicU64,
     /// The number of store calls in progress.
     store_calls: AtomicU64,
-    /// Whether the authority is to end.
+    /// Whether the authority must end.
     is_stopping: AtomicBool,
     /// The samples that the authority has not taken yet.
     pub samples: LatestSamples,
@@ -218,7 +218,7 @@ impl SnapshotCell {
     }
 
     /// Whether the authority works or waits for its disk. A disk that hangs is no reason to end the agent: statistics and
-    /// running jobs go on.
+    /// running jobs continue.
     pub(super) fn is_alive(&self) -> bool {
         self.store_calls.load(Ordering::Relaxed) > 0 || self.age() < AUTHORITY_SILENCE
     }

@@ -32,7 +32,7 @@ impl TrailHandle {
         Ok(Self { queries })
     }
 
-    /// Runs a query. A query that takes too long is refused as busy. A query that panics does so at its caller.
+    /// Runs a query. A query that takes too long is refused as busy. A panic of the query is passed on to the caller.
     pub(crate) async fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&dyn TrailReader) -> T + Send + 'static,
@@ -41,7 +41,7 @@ impl TrailHandle {
         let query: TrailTask = Box::new(move |reader| {
             // A client that hung up needs no reply, and its query may take long.
             if !reply.is_closed() {
-                // A reader has no state of its own, so the next query finds it sound.
+                // A reader has no state of its own, so it stays usable after a panic.
                 drop(reply.send(catch_unwind(AssertUnwindSafe(|| query(reader)))));
             }
         });

@@ -1,8 +1,8 @@
 //! The callers that wait: for leases to leave the queue, and for leases to end. Also the number of requests in the queue.
 //!
-//! A call is stored once, under its number, and its number is stored beside each lease that it follows. A call is removed
-//! when it gets its reply or when its client hangs up. A call whose hang-up was not received is removed when the patience of
-//! waiting leases is next extended, and before open calls take more room than the others.
+//! A call is stored once, under its number, and its number is stored beside each lease that it follows. A call is
+//! removed when it gets its reply or when its client hangs up. A call whose hang-up was missed is removed when the
+//! patience of waiting leases is next extended, or earlier if there are many open calls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct Waiters {
     /// The waiting requests with their owners and the times at which they were made.
     queued: BTreeMap<LeaseId, (Arc<str>, PoolTime)>,
     by_owner: HashMap<Arc<str>, usize>,
-    /// Set when the agent stops: no call waits from then on.
+    /// Whether the agent is stopping, so that no call waits any more.
     replies_at_once: bool,
 }
 
@@ -213,7 +213,7 @@ impl AuthorityThread {
         (is_due || !waits).then(|| self.lease_reply(lease, &call.caller))
     }
 
-    /// Returns the leases of a call that do not wait any more, if there are any or the call is due.
+    /// Returns the leases of a call that no longer wait, if there are any or the call is due.
     fn list_reply(&self, call: &FollowCall, is_due: bool) -> Option<Result<Reply, Refusal>> {
         let mut followed = FollowResponse::default();
         for &lease in call.leases.iter() {
@@ -237,7 +237,7 @@ struct FollowCalls {
     by_deadline: BTreeSet<(PoolTime, CallId)>,
     /// Calls with a lease that left the queue; they get their replies after the batch.
     woken: BTreeSet<CallId>,
-    /// Leases that only their calls led to, and whose clients hung up.
+    /// Leases that only their calls could find, and whose clients hung up.
     abandoned: Vec<LeaseId>,
     /// The number of followed leases from which a search for clients that hung up pays off.
     sweep_at: usize,
@@ -276,7 +276,7 @@ impl FollowCalls {
         self.by_deadline.first().map(|(until, _)| *until)
     }
 
-    /// Returns the leases whose clients are still there.
+    /// Returns the leases whose clients are still connected.
     fn followed(&mut self) -> Vec<LeaseId> {
         self.sweep();
         self.leases()
@@ -305,7 +305,7 @@ impl FollowCalls {
         self.sweep_at = 2 * self.by_lease.len().max(FOLLOWED_BY_CALL);
     }
 
-    /// Notes the leases of a call whose client hung up, if it has no other way to find them.
+    /// Records the leases of a call whose client hung up, if it has no other way to find them.
     fn abandon(&mut self, call: &FollowCall) {
         if call.releases {
             self.abandoned.extend(call.leases.iter());
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(answer.try_recv(), Ok(Err(Refusal::Busy)));
         let (single, mut answer) = call(1_000_001, [7]);
         calls.add(single);
-        assert!(answer.try_recv().is_err(), "a single lease is followed all the same");
+        assert!(answer.try_recv().is_err(), "a single lease is followed regardless of the limit");
         waiting.clear();
         let (call, mut answer) = all(1_000_002);
         calls.add(call);

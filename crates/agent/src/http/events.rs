@@ -75,7 +75,7 @@ struct EventFeed {
 impl EventFeed {
     async fn next(mut self) -> Option<(Result<Bytes, Infallible>, Self)> {
         if !self.greeted {
-            // Confirms the subscription, and gives the client an id to resume from if nothing happens.
+            // Confirms the subscription, and gives the client an id to resume from before the first event.
             self.greeted = true;
             let mut text = format!("retry: 2000\nid: {}\n: listening\n\n", self.id(self.place));
             if std::mem::take(&mut self.reset) {

@@ -39,7 +39,7 @@ fn parse_body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Problem> {
     let text: &[u8] = if bytes.trim_ascii().is_empty() { b"{}" } else { bytes };
     // serde would read a list as the fields in their order.
     if text.trim_ascii_start().starts_with(b"[") {
-        let detail = "the body is a list, and must be an object";
+        let detail = "the body is a list; it must be an object";
         return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail));
     }
     let mut reader = serde_json::Deserializer::from_slice(text);

@@ -115,7 +115,7 @@ pub(super) struct UsageParameters {
 
 fn parse_time(field: &str, text: Option<&str>) -> Result<Option<SystemTime>, Problem> {
     let Some(text) = text else { return Ok(None) };
-    // A plus sign in a URL means a blank unless it is escaped as %2B, which people forget.
+    // A plus sign in a URL means a blank unless it is escaped as %2B, which clients often omit.
     let parsed: Result<Timestamp, _> = text.replace(' ', "+").parse();
     match parsed {
         Ok(time) => Ok(Some(SystemTime::from(time).max(UNIX_EPOCH))),

@@ -64,9 +64,9 @@ impl HeldConnections {
 
 /// Hold a lease by a connection
 ///
-/// The response is a stream of lines that stays open: the lease as JSON first, an empty line every few seconds, and the
-/// lease once more when it has ended. While the stream is open the lease needs no renewal. Closing it releases the lease;
-/// after a restart of the agent there is a short grace to hold it again.
+/// The response is a stream of lines that stays open: first the lease as JSON, then an empty line every few seconds,
+/// and the lease again when it has ended. While the stream is open the lease needs no renewal. Closing it releases the
+/// lease; after a restart of the agent there is a short grace to hold it again.
 #[utoipa::path(
     get, path = "/v1/leases/{id}/hold", tag = "leases",
     params(
@@ -74,7 +74,7 @@ impl HeldConnections {
         ("token" = u64, Query, description = "The fencing token of the lease"),
     ),
     responses(
-        (status = 200, description = "Lines of JSON, as long as the lease lives", body = LeaseBody, content_type = "application/x-ndjson"),
+        (status = 200, description = "Lines of JSON until the lease ends", body = LeaseBody, content_type = "application/x-ndjson"),
         (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
@@ -105,14 +105,15 @@ pub(super) struct HoldParameters {
     token: u64,
 }
 
-/// Waits until a lease has ended, and returns it. A busy authority is asked again: the connection holds the lease meanwhile.
+/// Waits until a lease has ended, and returns it. Repeats the call while the authority is busy: the connection holds
+/// the lease meanwhile.
 async fn wait_for_end(app: SharedState, caller: Caller, lease: LeaseId) -> Result<LeaseBody, Refusal> {
     let authority = &app.authority;
     while_busy(|| authority.wait_for_end(lease)).await?;
     while_busy(|| authority.follow_lease(caller.clone(), lease, Duration::ZERO)).await
 }
 
-/// Sends a message again for as long as the authority is busy.
+/// Repeats a call until the authority is not busy.
 async fn while_busy<T, F: Future<Output = Result<T, Refusal>>>(mut send: impl FnMut() -> F) -> Result<T, Refusal> {
     loop {
         match send().await {
@@ -186,9 +187,9 @@ fn json_line(lease: &LeaseBody) -> Bytes {
 
 /// Attach a lease to the calling process
 ///
-/// Only over the Unix socket, where the kernel identifies the process. From then on the lease needs no renewal: it ends when
-/// that process ends, or when the control group of its job is empty (`until: job`). A job that has not started yet can be
-/// put into such a group.
+/// Only over the Unix socket, where the kernel identifies the process. After that the lease needs no renewal: it ends
+/// when that process ends, or when the control group of its job is empty (`until: job`). A job that has not started yet
+/// can be put into such a group.
 #[utoipa::path(
     post, path = "/v1/leases/{id}/attach", tag = "leases", request_body = AttachBody,
     params(("id" = u64, Path, description = "The lease")),

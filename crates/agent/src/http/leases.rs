@@ -24,8 +24,8 @@ use super::{AppState, SharedState};
 
 /// Request GPUs
 ///
-/// The response comes when it is durable: a lease that is active, or queued after `wait_secs` (then follow it, at least every
-/// 15 s). A request that is retried with the same `Idempotency-Key` is the same request.
+/// The response comes when it is durable: a lease that is active, or queued after `wait_secs` (then follow it, at least
+/// every 15 s). A retry with the same `Idempotency-Key` is the same request.
 #[utoipa::path(
     post, path = "/v1/leases", operation_id = "create_lease", tag = "leases", request_body = RequestBody,
     params(("Idempotency-Key" = Option<String>, Header, description = "Identifies a retried request")),
@@ -54,7 +54,7 @@ pub(super) async fn create(
     }
     let key = parse_key(&headers)?;
     let request = Arc::new(Request::try_from(body)?);
-    // A client that hangs up while it waits gives its request up, unless a key lets it return.
+    // A client that hangs up while it waits cancels its request, unless a key lets it return.
     let reply = app.authority.ask_and_wait(caller, PoolCommand::Request { request, key }, wait).await?;
     let lease = lease_in(reply)?;
     tracing::Span::current().record("lease", lease.id);

@@ -47,7 +47,7 @@ pub(super) async fn metrics(State(app): State<SharedState>, headers: HeaderMap) 
     ([(header::CONTENT_TYPE, format.media_type()), (header::VARY, "accept")], scrape.encode(format))
 }
 
-/// Everything that one response to Prometheus is made of.
+/// Input of one response to Prometheus.
 pub struct MetricsScrape {
     /// The counters.
     pub metrics: Arc<Metrics>,
@@ -107,7 +107,7 @@ impl Collector for MetricsScrape {
 /// A text format of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricsFormat {
-    /// OpenMetrics 1.0, the format that Prometheus asks for.
+    /// OpenMetrics 1.0, which Prometheus requests.
     OpenMetrics,
     /// The older text format of Prometheus.
     Plain,
@@ -197,7 +197,8 @@ fn parse_status_number(status: &str, name: &str) -> Option<f64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The name in brackets may hold anything, brackets too; the numbers come after the last bracket.
+/// Parses the processor time in a `stat` line. The name in brackets may contain brackets, so the numbers are found
+/// after the last one.
 fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     let (_, after) = stat.rsplit_once(')')?;
     let mut ticks = after.split_whitespace().skip(11).map(str::parse::<f64>);
@@ -205,13 +206,14 @@ fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     Some((user + system) / TICKS_PER_SECOND)
 }
 
-/// Newer kernels report the number as the size of the directory; on older ones the entries are counted.
+/// Counts the open files. Newer kernels report the number as the size of the directory; on older ones the entries are
+/// counted.
 fn count_open_files() -> Option<f64> {
     let size = fs::metadata("/proc/self/fd").ok()?.len();
     if size > 0 {
         return Some(size as f64);
     }
-    // The listing itself has the directory open.
+    // The open directory itself is one of the entries.
     Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as f64)
 }
 

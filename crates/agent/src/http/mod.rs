@@ -52,7 +52,7 @@ pub(crate) struct AppState {
     pub config: Arc<Config>,
     /// The TCP port that the agent listens on.
     pub port: u16,
-    /// Every route with its summary; filled in by the router.
+    /// Every route with its summary; set by the router.
     pub routes: Vec<(String, String)>,
     /// The counters.
     pub metrics: Arc<Metrics>,

@@ -1,8 +1,8 @@
 //! Pages for browsers: the front page, and the documentation of the routes.
 //!
-//! A page may load only what this agent serves; its content security policy makes the browser enforce that. So the pages
-//! work without any network, and no other server learns that they are used. Large scripts are stored compressed in the
-//! binary and sent as they are.
+//! A page may load only what this agent serves, which the browser enforces by the page's content security policy. The
+//! pages therefore work without any network, and no other server learns of their use. Large scripts are stored
+//! compressed in the binary and sent as they are.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -55,13 +55,13 @@ fn front_page() -> Response {
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
     let html = include_str!("page.html").replace(NONCE, &nonce);
-    // The policy has letters, digits and signs only, so it is a valid header.
+    // The policy has only letters, digits and punctuation, so it is a valid header.
     page(html, HeaderValue::from_str(&policy).unwrap_or(HeaderValue::from_static("default-src 'none'")))
 }
 
 fn random_nonce() -> String {
     let mut bytes = [0_u8; 16];
-    // The page shows no text of other origin as markup, so it stays safe without random bytes.
+    // The page never shows foreign text as markup, so it stays safe without random bytes.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     format!("{:032x}", u128::from_le_bytes(bytes))
 }
@@ -126,7 +126,7 @@ const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// A page that shows the OpenAPI document.
 struct DocumentationPage {
-    /// The setting of its path.
+    /// The setting that holds its path.
     setting: &'static str,
     path: String,
     /// The HTML between its title and its end; `HERE` stands for the path of its assets.

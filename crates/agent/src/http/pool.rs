@@ -105,13 +105,13 @@ pub(super) struct NodeParameter {
 }
 
 impl NodeParameter {
-    /// Returns the name of the node, if one is given. A node that the pool does not know is a problem.
+    /// Returns the name of the node, if one is given. An unknown node is a problem.
     pub(super) fn known(&self, app: &AppState, snapshot: &Snapshot) -> Result<Option<&str>, Problem> {
         check_node(self.node.as_deref(), app, snapshot)
     }
 }
 
-/// Returns the given name of a node. A node that the pool does not know is a problem.
+/// Checks the given name of a node and returns it. An unknown node is a problem.
 pub(super) fn check_node<'a>(
     node: Option<&'a str>,
     app: &AppState,
@@ -123,7 +123,7 @@ pub(super) fn check_node<'a>(
             let own = app.node.name();
             let others = snapshot.nodes().map(|node| &*node.facts.name).filter(|name| *name != own);
             let known: Vec<&str> = [own].into_iter().chain(others).take(NODES_IN_A_PROBLEM).collect();
-            let detail = format!("node is {name:?}, and must be the name of a node here, such as {}", known.join(", "));
+            let detail = format!("node is {name:?}; it must be the name of a node here, such as {}", known.join(", "));
             Err(Problem::not_found("unknown_node", detail))
         }
         node => Ok(node),

@@ -1,6 +1,7 @@
 //! Metrics of the present state: leases, and devices with their readings and promises.
 //!
-//! A value that a device does not report, or reported too long ago, has no line: a missing line is honest, a zero is not.
+//! A value that a device does not report, or reported too long ago, has no line: a missing line is honest, a zero would
+//! not be.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,7 +12,7 @@ use gpupool_core::{DeviceHealth, DeviceView, GpuId, LeaseState, Millis, PoolTime
 use gpupool_devices::{DetectedDevice, Reported};
 
 use crate::authority::Snapshot;
-use crate::limits::OWNERS_TOLD;
+use crate::limits::NAMED_OWNERS;
 use crate::metrics::MetricsWriter;
 use crate::node::statistics::{ListedDevice, SamplingRound};
 
@@ -74,7 +75,7 @@ pub(super) fn encode_leases(writer: &mut MetricsWriter<'_>, totals: Option<&Pool
 fn largest_owners(held: &HashMap<Arc<str>, Share>) -> Vec<(&str, Share)> {
     let mut owners: Vec<(&str, Share)> = held.iter().map(|(owner, share)| (&**owner, *share)).collect();
     owners.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
-    let rest: u32 = owners.split_off(owners.len().min(OWNERS_TOLD)).iter().map(|(_, share)| share.0).sum();
+    let rest: u32 = owners.split_off(owners.len().min(NAMED_OWNERS)).iter().map(|(_, share)| share.0).sum();
     if rest > 0 {
         // An owner may have this name, and a label must not be written twice.
         match owners.iter_mut().find(|(owner, _)| *owner == OTHER_OWNERS) {
@@ -92,7 +93,7 @@ struct MeasuredDevice<'a> {
     name: &'a str,
     node: &'a str,
     listed: Option<&'a ListedDevice>,
-    /// Whether the latest reading still shows the present.
+    /// Whether the latest reading is still fresh.
     is_fresh: bool,
     view: Option<&'a DeviceView>,
 }
@@ -117,13 +118,14 @@ impl<'a> MeasuredDevice<'a> {
         self.found().filter(|_| self.is_fresh).and_then(|found| of(found).value())
     }
 
-    /// The pool judges health over time. A device that it does not know yet has the health of its reading.
+    /// Returns the health. The pool judges it over time; a device that the pool does not know yet has the health of its
+    /// reading.
     fn health(&self) -> Option<&'a DeviceHealth> {
         self.view.map(|view| &view.health).or(self.listed.map(|listed| &listed.health))
     }
 }
 
-/// Returns every device that this node lists or that the pool knows, by node and number.
+/// Returns every device that this node lists or the pool knows, by node and number.
 fn measured_devices<'a>(
     round: &'a SamplingRound,
     snapshot: Option<&'a Snapshot>,
@@ -265,12 +267,12 @@ mod tests {
 
     #[test]
     fn many_owners_take_few_lines_and_no_share_is_lost() {
-        let held: HashMap<Arc<str>, Share> = (0..OWNERS_TOLD * 3)
+        let held: HashMap<Arc<str>, Share> = (0..NAMED_OWNERS * 3)
             .map(|n| (format!("owner-{n:04}").into(), Share(100 + n as u32)))
             .chain([(OTHER_OWNERS.into(), Share(1_000_000))])
             .collect();
         let owners = largest_owners(&held);
-        assert_eq!(owners.len(), OWNERS_TOLD);
+        assert_eq!(owners.len(), NAMED_OWNERS);
         let sum = |shares: &mut dyn Iterator<Item = Share>| shares.map(|share| u64::from(share.0)).sum::<u64>();
         assert_eq!(sum(&mut owners.iter().map(|(_, share)| *share)), sum(&mut held.values().copied()));
         assert_eq!(owners.iter().filter(|(owner, _)| *owner == OTHER_OWNERS).count(), 1);

@@ -30,7 +30,7 @@ impl Problem {
     /// Returns the problem of a wrong field.
     pub(super) fn field(field: impl Into<String>, value: impl ToString, allowed: impl Into<String>) -> Self {
         let (field, value, allowed) = (field.into(), value.to_string(), allowed.into());
-        let detail = format!("{field} is {value}, and must be {allowed}");
+        let detail = format!("{field} is {value}; it must be {allowed}");
         let problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", detail);
         Self { field: Some(Box::new((field, value, allowed))), ..problem }
     }

@@ -85,7 +85,7 @@ pub(super) async fn health(State(app): State<SharedState>) -> (StatusCode, axum:
     let store = if age >= SNAPSHOT_OLD { "unknown" } else { state.name() };
     match state {
         _ if store == "unknown" => problems.push(format!(
-            "the authority has not answered for {age}; it may wait for its disk, and no lease can be granted or released"
+            "the authority has not responded for {age}; it may be waiting for its disk, and no lease can be granted or released"
         )),
         StoreState::Fine => {}
         StoreState::Full(reason) => problems.push(format!("the disk is full, leases can only be released: {reason}")),

@@ -1,7 +1,7 @@
 //! One connection, from the first byte to the last: handshake, requests, end.
 //!
-//! The future ends when the client leaves, when the loop orders it, or, once the agent stops, after the request in
-//! progress. A running handler is dropped with it.
+//! The future ends when the client leaves, when the loop orders it, or after the request in progress once the agent
+//! stops. A running handler is dropped with it.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -174,7 +174,7 @@ pub(super) enum ConnectionRefusal {
     TooManyFromAddress,
     /// The request did not arrive in time.
     TooSlow,
-    /// The client speaks http on a port for https.
+    /// The client uses http on a port for https.
     PlainHttp,
 }
 
@@ -289,7 +289,7 @@ impl AsFd for ClientSocket {
     }
 }
 
-/// A shared socket: HTTP and TLS read and write it while other code asks the kernel about its peer.
+/// A shared socket: HTTP and TLS read and write it while other code queries its peer from the kernel.
 #[derive(Debug, Clone)]
 struct SharedSocket(Arc<ClientSocket>);
 

@@ -1,9 +1,9 @@
 //! The deadlines of a connection: its current phase and the time at which the phase began, in a few atomic words.
 //!
-//! The stream and the bodies of a connection record their progress here. The loop of `server` reads it about once a second
-//! and orders connections to close that are slower than allowed. So a connection needs no timer, and a record costs one
-//! store. Times come from a clock that the loop advances. A phase may seem older than it is by one check interval, which
-//! every limit therefore adds.
+//! The stream and the bodies of a connection record their progress here. The loop of `server` reads it about once a
+//! second and orders connections that are slower than allowed to close. A connection therefore needs no timer, and a
+//! record costs one store. Times come from a clock that the loop advances. A phase may appear older than it is by one
+//! check interval, which every limit therefore adds.
 
 use std::io;
 use std::pin::Pin;
@@ -157,7 +157,8 @@ impl DeadlineTracker {
         }
     }
 
-    /// Asks the kernel whether the client left: a client that sent several requests at once is no longer read.
+    /// Asks the kernel whether the client left, because the agent does not read from a client that sent several
+    /// requests at once.
     fn closed_unnoticed(&self) -> bool {
         !self.notices_close.load(Relaxed) && self.socket.upgrade().is_some_and(|socket| socket.peer_has_closed())
     }

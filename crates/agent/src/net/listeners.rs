@@ -87,13 +87,13 @@ pub enum NetError {
         /// Error of the system.
         source: io::Error,
     },
-    /// A program listens on the Unix socket, which is left alone.
+    /// Another program listens on the Unix socket, which is not touched.
     #[error("{path}: another program listens on this socket; stop it, or choose another state directory")]
     SocketInUse {
         /// The socket.
         path: PathBuf,
     },
-    /// The path belongs to a file of another type, which is left alone.
+    /// The path belongs to a file of another type, which is not touched.
     #[error("{path}: exists and is not a socket; remove it, or choose another state directory")]
     NotASocket {
         /// The existing file.
@@ -180,7 +180,7 @@ fn bind_once(ips: &[IpAddr], mut port: u16, any_v4: bool) -> Result<Vec<(SocketA
     }
 }
 
-/// Returns whether the machine has no such address. A machine without IPv6 still serves IPv4, and the other way round.
+/// Returns whether the machine has no such address. A machine without IPv6 still serves IPv4, and vice versa.
 fn is_missing(error: &io::Error) -> bool {
     let missing = [libc::EAFNOSUPPORT, libc::EADDRNOTAVAIL, libc::EPROTONOSUPPORT];
     error.raw_os_error().is_some_and(|code| missing.contains(&code))
@@ -192,7 +192,7 @@ fn listen_tcp(address: SocketAddr, any_v4: bool) -> io::Result<TcpListener> {
     if let IpAddr::V6(ip) = address.ip() {
         sockopt::set_ipv6_v6only(&socket, any_v4 || !ip.is_unspecified())?;
     }
-    // On Linux accepted connections inherit these options, so they cost nothing per connection.
+    // On Linux accepted connections inherit these options, so setting them costs nothing per connection.
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(&socket, true)?;
     sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
@@ -217,7 +217,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Listens on the path. A socket in use, and a file that is not a socket, are left alone.
+/// Listens on the path. A socket in use, or a file that is not a socket, is not touched.
 pub(super) fn bind_unix(unix: &UnixBind) -> Result<(UnixListener, SocketFile), NetError> {
     let path = &unix.path;
     let fail = |doing| move |source: io::Error| NetError::Unix { doing, path: path.clone(), source };

@@ -1,8 +1,8 @@
 //! The listeners of the agent: TCP (plain or TLS) and a Unix socket, with HTTP/1.1.
 //!
-//! [`NetListeners::bind`] opens the sockets. [`NetListeners::serve`] serves them until [`Shutdown`] begins and the last connection has ended.
-//! One loop (`server`) owns the listeners and every connection task; there is no other task. Each request carries its
-//! [`Peer`] in its extensions. Dropping the `serve` future ends everything.
+//! [`NetListeners::bind`] opens the sockets. [`NetListeners::serve`] serves them until [`Shutdown`] begins and the last
+//! connection has ended. One loop (`server`) owns the listeners and every connection task; there is no other task. Each
+//! request carries its [`Peer`] in its extensions. Dropping the `serve` future ends everything.
 //!
 //! Every wait has a limit: the loop checks all connections about once a second (`deadlines`) and closes those that are
 //! slower than [`NetLimits`] allows, so that a waiting connection needs no timer of its own.
@@ -62,7 +62,7 @@ const KEEPALIVE_COUNT: u32 = 3;
 const PEM_BYTES: u64 = 1 << 20;
 /// Largest number of addresses of one host name.
 const ADDRESSES_PER_NAME: usize = 16;
-/// Tries to find one port that is free for every address of a host.
+/// Attempts to find one port that is free for every address of a host.
 const PORT_TRIES: usize = 16;
 /// Buffer for the kernel's reply about one socket.
 const DIAG_BYTES: usize = 4096;
@@ -76,7 +76,7 @@ pub struct ListenSpec {
     pub tcp: Vec<TcpBind>,
     /// The Unix socket, if any.
     pub unix: Option<UnixBind>,
-    /// The certificate of the TCP listeners, which then speak https. The Unix socket is always plain.
+    /// The certificate of the TCP listeners, which then use https. The Unix socket is always plain.
     pub tls: Option<Tls>,
     /// Bounds on the size and time of requests.
     pub limits: NetLimits,
@@ -140,9 +140,9 @@ pub struct NetLimits {
     pub header_bytes: usize,
     /// Bytes buffered per connection and direction.
     pub buffer_bytes: usize,
-    /// Time to send the TLS handshake, and time to send the headers once begun; 408 after.
+    /// Time to send the TLS handshake, and time to send the headers once begun; 408 afterwards.
     pub header_time: Duration,
-    /// Time to send the body once a handler waits for it; 408 after.
+    /// Time to send the body once a handler waits for it; 408 afterwards.
     pub body_time: Duration,
     /// Time between two requests on a connection.
     pub idle_time: Duration,

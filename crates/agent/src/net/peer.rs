@@ -1,9 +1,9 @@
 //! The identity of the other end of a connection: its addresses, and its user as the kernel reports it.
 //!
-//! The kernel reports the user of a Unix peer at accept. For a loopback connection it is asked by NETLINK sock_diag: one
-//! request names the peer's socket by its two addresses, and the reply with the socket's user is available when the call
-//! returns. A reply counts only for a socket that is still connected and still open in a process: for a closed socket the
-//! kernel reports user 0, which must never be taken for root.
+//! The kernel reports the user of a Unix peer at accept. For a loopback connection NETLINK sock_diag reports it: one
+//! request names the peer's socket by its two addresses, and the reply with the socket's user is available when the
+//! call returns. A reply counts only for a socket that is still connected and still open in a process: for a closed
+//! socket the kernel reports user 0, which must never be taken for root.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +24,7 @@ pub struct Peer(Arc<PeerDetails>);
 struct PeerDetails {
     transport: PeerTransport,
     credentials: Option<PeerCredentials>,
-    /// StartTicks time of a Unix peer, if only that distinguishes it from a later process with the same pid.
+    /// Start time of a Unix peer, if only that distinguishes it from a later process with the same pid.
     start: Option<StartTicks>,
     socket: Weak<ClientSocket>,
     /// The reply of the kernel, after the first call.
@@ -35,7 +35,7 @@ struct PeerDetails {
 #[derive(Debug, Clone, Copy)]
 enum PeerUser {
     Known(u32),
-    /// The other end was closed before the kernel was asked.
+    /// The other end was closed before the kernel reported its user.
     Gone,
     Unknown,
 }
@@ -45,13 +45,13 @@ enum PeerUser {
 pub enum PeerTransport {
     /// Over TCP.
     Tcp {
-        /// The peer's address (IPv4 if it speaks IPv4).
+        /// The peer's address (IPv4 if it uses IPv4).
         remote: SocketAddr,
         /// The address it connected to.
         local: SocketAddr,
         /// Whether both addresses are of the loopback interface.
         loopback: bool,
-        /// Whether it speaks https.
+        /// Whether it uses https.
         tls: bool,
     },
     /// Over the Unix socket.
@@ -112,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// Returns whether the peer left before the kernel was asked for its user.
+    /// Returns whether the peer left before the kernel reported its user.
     pub fn is_gone(&self) -> bool {
         matches!(self.user(), PeerUser::Gone)
     }
@@ -152,7 +152,7 @@ const TCP_ESTABLISHED: u8 = 1;
 
 /// Returns the user of the socket that is bound to `remote` and connected to `local`; `None` if there is none.
 fn user_of_connection(remote: SocketAddr, local: SocketAddr) -> io::Result<Option<u32>> {
-    // The kernel finds an IPv6 socket that speaks IPv4 by its IPv4 addresses.
+    // The kernel finds an IPv6 socket that uses IPv4 by its IPv4 addresses.
     let (remote, local) = (canonical(remote), canonical(local));
     if remote.is_ipv4() != local.is_ipv4() {
         return Ok(None);

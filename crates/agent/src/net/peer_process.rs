@@ -17,7 +17,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::connection::ClientSocket;
 use super::peer::PeerCredentials;
 
-/// StartTicks time of a process, in clock ticks since boot; with the pid it names one process between two boots.
+/// Start time of a process, in clock ticks since boot; together with the pid it identifies the process until the next
+/// boot.
 pub(super) type StartTicks = u64;
 
 /// A process that connected to the Unix socket and was running when this handle was opened.
@@ -69,7 +70,7 @@ fn open_recorded(pid: u32, recorded: Option<StartTicks>) -> Result<PeerProcess, 
     if recorded == Some(process.start_ticks) { Ok(process) } else { Err(PeerProcessError::Gone) }
 }
 
-/// Returns the start time to record when a connection is accepted, on kernels where nothing else identifies its process.
+/// Returns the start time to record when a connection is accepted, on kernels that do not identify its process otherwise.
 pub(super) fn start_to_record(credentials: &PeerCredentials) -> Option<StartTicks> {
     if kernel_returns_pidfds() {
         return None;
@@ -127,7 +128,7 @@ fn kernel_returns_pidfds() -> bool {
     })
 }
 
-/// ClientSocket option of Linux 6.5 on all architectures but sparc and parisc, which have no GPUs of ours.
+/// Socket option of Linux 6.5 on all architectures except sparc and parisc, which have no supported GPUs.
 const SO_PEERPIDFD: libc::c_int = 77;
 
 #[allow(unsafe_code, reason = "no crate wraps this socket option yet")]

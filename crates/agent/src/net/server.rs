@@ -31,17 +31,17 @@ impl Shutdown {
         Self(Arc::new(tokio::sync::watch::Sender::new(false)))
     }
 
-    /// Begins it; further calls change nothing.
+    /// Begins the shutdown; further calls have no effect.
     pub fn begin(&self) {
         self.0.send_replace(true);
     }
 
-    /// Returns whether it has begun.
+    /// Returns whether the shutdown has begun.
     pub fn has_begun(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// Waits until it begins. Long polls then return early, and streams end.
+    /// Waits until the shutdown begins. Long polls then return early, and streams end.
     pub async fn begun(&self) {
         // The sender lives as long as `self`, so the wait cannot fail.
         let _ = self.0.subscribe().wait_for(|begun| *begun).await;
@@ -188,7 +188,7 @@ impl ConnectionRegistry {
 
     /// Serves a connection if there is room, or else refuses it with a response.
     ///
-    /// A connection over the limit does not wait in the kernel: the client learns the reason at once and may use another
+    /// A connection over the limit does not wait in the kernel: the client gets the reason at once and may use another
     /// server, whereas a silent wait looks like a dead agent.
     fn admit<S, B>(&mut self, accepted: AcceptedConnection, service: S, http: http1::Builder)
     where

@@ -1,9 +1,9 @@
 //! The processes and control groups that leases are attached to, and the watches over their holders.
 //!
-//! Attaching is one intention and one message: the node arms the watch and makes the control group, the authority
-//! commits the holder or refuses, and after a refusal the node undoes its part. So a lease always has a watch or a ttl.
-//! A lock per lease keeps a teardown out while its lease is being attached. Each watch is one task; it ends with its
-//! holder, with its lease, or with the agent.
+//! An attachment takes one message: the node arms the watch and creates the control group, the authority commits the
+//! holder or refuses, and after a refusal the node undoes its part. A lease therefore always has a watch or a ttl. A
+//! lock per lease delays a teardown while the lease is being attached. Each watch is one task; it ends with its holder,
+//! with its lease, or with the agent.
 
 use std::collections::HashMap;
 use std::io;
@@ -41,7 +41,7 @@ pub(super) struct Attachment {
     pub process: Option<ProcessId>,
     /// The processes that end if the lease is taken back.
     pub on_revocation: RevocationAction,
-    /// The jobs of the lease. A restarted agent does not know them any more.
+    /// The jobs of the lease. A restarted agent does not know them.
     pub jobs: Vec<ProcessId>,
     /// The control group of the jobs.
     pub cgroup: Option<String>,
@@ -62,14 +62,14 @@ impl Attachment {
     }
 }
 
-/// A reason why a lease was not attached, or not as asked.
+/// A reason why a lease was not attached, or not as requested.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachError {
     /// The authority refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// The lease cannot live until its job ends without a job.
-    #[error("until is job, and must be caller, or job with a job_pid")]
+    #[error("until is job; it must be caller, or job with a job_pid")]
     NoJob,
     /// The lease can only live until its job ends in a control group, and there is none.
     #[error("the lease stays tied to the caller: it can only be tied to a control group, and {0}")]
@@ -95,7 +95,7 @@ impl ProcessExit {
 
     /// Returns when the process has ended.
     pub(super) async fn wait(&self) {
-        // The kernel reports an error for no process that lives.
+        // The kernel reports no error for a running process.
         let _ended = self.0.readable().await;
     }
 }
@@ -132,8 +132,8 @@ impl AttachmentTable {
         self.lock().get(&lease).map(|entry| entry.attachment.clone())
     }
 
-    /// Forgets a lease that nothing was attached to. The caller has its lock. Another caller that waits for the lock may
-    /// still attach the lease, so the entry stays for it.
+    /// Forgets a lease without attachments. The caller holds its lock. If another caller waits for the lock, the entry
+    /// stays, because that caller may attach the lease.
     fn forget_unused(&self, lease: LeaseId) {
         let mut table = self.lock();
         let is_unused = |entry: &AttachmentEntry| {
@@ -242,7 +242,7 @@ impl Attachments {
             && added.is_ok()
             && let Some(path) = prepared.cgroup.as_deref()
         {
-            // Only now: a lease that is tied to an empty group would end at once.
+            // Only now, because a lease that is tied to an empty group would end at once.
             let by_cgroup = LeaseHolder::Cgroup(path.into());
             match self.attach_with_retry(caller, LeaseAttachment { holder: by_cgroup.clone(), ..attachment }).await {
                 Ok(tied) => (attached, holder) = (tied, by_cgroup),
@@ -268,14 +268,14 @@ impl Attachments {
         }
         let caveat = prepared.caveat.or_else(|| added.as_ref().err().map(ToString::to_string));
         if body.until == AttachUntil::Job && (prepared.cgroup.is_none() || added.is_err()) {
-            let why = caveat.unwrap_or_else(|| "no control group can be made here".into());
+            let why = caveat.unwrap_or_else(|| "no control group can be created here".into());
             return Err(AttachError::NoCgroup(why));
         }
         let cgroup = prepared.cgroup.filter(|_| added.is_ok());
         Ok(AttachResponse { lease: attached, cgroup, memory_limited: prepared.memory_limited && added.is_ok(), caveat })
     }
 
-    /// Attaches a lease to another holder, again and again while the authority is busy.
+    /// Attaches a lease to another holder, with retries while the authority is busy.
     async fn attach_with_retry(&self, caller: Caller, attachment: LeaseAttachment) -> Result<LeaseBody, Refusal> {
         loop {
             match self.authority.attach(caller.clone(), attachment.clone()).await {
@@ -285,8 +285,8 @@ impl Attachments {
         }
     }
 
-    /// Whether the authority will let the caller attach this lease, by its latest snapshot. A stranger must not make a
-    /// control group for a lease; the authority then refuses with the reason.
+    /// Whether the authority will let the caller attach this lease, by its latest snapshot. A stranger's request must
+    /// not create a control group for a lease; the authority then refuses with the reason.
     fn may_attach(&self, caller: &Caller, lease: LeaseId, token: Token) -> bool {
         let snapshot = self.authority.snapshot();
         snapshot.lease(lease).is_some_and(|known| {
@@ -294,8 +294,8 @@ impl Attachments {
         })
     }
 
-    /// Takes over the leases of an earlier run of the agent, and watches their holders. Returns the other leases that have
-    /// control groups: they are over, and what runs in their groups is to be ended.
+    /// Takes over the leases of an earlier run of the agent, and watches their holders. Returns the other leases that
+    /// have control groups: they have ended, and the processes in their groups must be ended.
     pub(super) fn fence(&self, leases: Vec<FencedLease>) -> Vec<LeaseId> {
         let mut with_cgroup = self.cgroups.leases();
         for FencedLease { lease, holder } in leases {
@@ -320,12 +320,12 @@ impl Attachments {
             with_cgroup.retain(|with| *with != lease);
         }
         for lease in &with_cgroup {
-            tracing::info!(lease = lease.0, "ending what runs under a lease that is over");
+            tracing::info!(lease = lease.0, "ending the processes of a lease that has ended");
         }
         with_cgroup
     }
 
-    /// Ends everything that runs under a lease, and reports that if the authority waits for it.
+    /// Ends all processes under a lease, and reports that if the authority waits for it.
     pub(super) async fn end(&self, lease: LeaseId, taken_back: bool, awaited: bool) {
         let change = self.table.lock().entry(lease).or_default().change.clone();
         let _changing = change.lock().await;
@@ -345,7 +345,7 @@ impl Attachments {
         });
     }
 
-    /// Watches a holder in place of the one before, and reports when it has ended.
+    /// Watches a holder in place of the previous one, and reports when it has ended.
     fn watch(&self, lease: LeaseId, holder: LeaseHolder, ended: impl Future<Output = ()> + Send + 'static) {
         let node = self.clone();
         let watch = async move {
@@ -360,7 +360,7 @@ impl Attachments {
         }
     }
 
-    /// Reports a fact, again and again while the authority is busy: it cannot learn of the fact otherwise.
+    /// Reports a fact, with retries while the authority is busy, because nothing else would report it.
     async fn report(&self, report: NodeReport) {
         while self.authority.report(report.clone()) == Err(Refusal::Busy) {
             tokio::time::sleep(REPORT_RETRY).await;
@@ -420,7 +420,7 @@ mod tests {
         let Ok(Reply::Lease(lease)) = authority.ask(user("alice"), request_command("alice", None)).await else {
             panic!("it was refused")
         };
-        // It ends with what it reads from, however this test ends.
+        // `cat` ends with its standard input, however this test ends.
         let mut job = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let (pid, token) = (std::process::id(), lease.token.unwrap());
         let handle = ProcessHandle::open(ProcessId::of_pid(pid).unwrap().unwrap()).unwrap().unwrap();
@@ -445,7 +445,7 @@ mod tests {
         let group = format!("{}7", attachments.cgroups.prefix());
         std::fs::create_dir_all(root.path().join("freezer/gpupool").join(group)).unwrap();
         assert_eq!(attachments.fence(Vec::new()), [LeaseId(7)]);
-        // The group of a lease that is not over is left alone.
+        // The group of a live lease is not touched.
         let fenced = FencedLease { lease: LeaseId(7), holder: None };
         assert_eq!(attachments.fence(vec![fenced]), []);
     }

@@ -1,9 +1,10 @@
-//! The attribution of processes on devices to leases. Pure: evidence and holdings in, an attribution out.
+//! The attribution of processes on devices to leases. Pure: takes evidence and holdings, returns an attribution.
 //!
-//! A process belongs to a lease whose control group it is in, whose holder it is or descends from, or whose number and
-//! token its environment carries while it runs as the lease's user (or as root, who may run it for that user). Several
-//! leases may fit, as one program may hold many. The one that holds this very device wins, then the one with stronger
-//! evidence (of the leases of one holder the one that the environment names), then the newer one.
+//! A process belongs to a lease if it is in the lease's control group, if it is the holder or descends from the holder,
+//! or if its environment has the number and token of the lease and it runs as the lease's user (or as root, who may run
+//! it for that user). Several leases may match, because one program may hold many. The lease that holds this very
+//! device wins, then the one with stronger evidence (among leases of one holder, the one that the environment names),
+//! then the newer one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use super::evidence::{Evidence, LeaseEnvironment, ProcessKey};
 use super::job_cgroups::path_in_proc;
 use super::simulation;
 
-/// The devices that leases hold on a node, and the marks by which their processes are known.
+/// The devices that leases hold on a node, and the marks by which their processes are recognized.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Holdings {
     /// The active leases, and those whose processes still drain.
@@ -30,7 +31,7 @@ pub(super) struct Holdings {
     pub changed_at: HashMap<GpuId, PoolTime>,
 }
 
-/// The devices that one lease holds, and the marks by which its processes are known.
+/// The devices that one lease holds, and the marks by which its processes are recognized.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Holding {
     /// The lease.
@@ -57,7 +58,7 @@ enum EvidenceKind {
 }
 
 impl Holdings {
-    /// Returns what the leases of a node hold by a snapshot, with what the node attached to them.
+    /// Returns the holdings of a node's leases in a snapshot, with their attachments.
     pub(super) fn of(snapshot: &Snapshot, node: &str, table: &AttachmentTable) -> Self {
         let devices: HashMap<DeviceId, GpuId> =
             snapshot.devices_of(node).map(|state| (state.view.device, state.view.gpu_id)).collect();
@@ -79,8 +80,8 @@ impl Holdings {
         Self { leases: here.filter_map(holding).collect(), as_of: snapshot.at.pool, changed_at }
     }
 
-    /// Returns the time as of which the leases on a device are known for a reading that was taken at `read_at`. A reading
-    /// from before their last change was published shows a mixture, and counts as of the beginning of time.
+    /// Returns the time as of which the leases on a device are known for a reading that was taken at `read_at`. A
+    /// reading from before their last published change shows a mixture, and gets the earliest possible time.
     pub(super) fn leases_as_of(&self, device: GpuId, read_at: PoolTime) -> PoolTime {
         let is_mixture = self.changed_at.get(&device).is_some_and(|changed| read_at <= *changed);
         if is_mixture { PoolTime(0) } else { self.as_of }
@@ -149,7 +150,7 @@ impl LeaseAttributor {
     /// Attributes a process on a device.
     pub(super) fn attribute(&self, process: &DeviceProcess, device: GpuId) -> ProcessAttribution {
         if self.simulated {
-            // Its number is made up and may be that of a real process, so there is no evidence to look for.
+            // The pid is invented and may belong to a real process, so no evidence is looked up.
             let lease = process.name.as_deref().and_then(simulation::lease_of);
             return lease.map_or(ProcessAttribution::Foreign, ProcessAttribution::Lease);
         }

@@ -54,7 +54,7 @@ pub(super) enum LeaseEnvironment {
     Hidden,
 }
 
-/// The evidence about the processes of one source. Clones show the same.
+/// The evidence about the processes of one source. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EvidenceBoard {
     /// A lock rather than a message: readers need the newest only, and it is held for the copy of a pointer.
@@ -81,7 +81,7 @@ pub(super) struct EvidenceSource {
 }
 
 impl EvidenceSource {
-    /// Returns the source with its processes looked up on the machine at these places. The evidence goes to the board.
+    /// Returns the source, which looks up its processes at these paths and publishes the evidence on the board.
     pub(super) fn new(source: Box<dyn DeviceSource>, places: &SourcePaths, board: EvidenceBoard) -> Self {
         let (resolver, gatherer) = (HostProcessResolver::new(places), EvidenceGatherer::new(places));
         Self { source, resolver, gatherer, board }
@@ -134,7 +134,7 @@ impl EvidenceGatherer {
     fn evidence(&self, key: ProcessKey, uid: u32, before: Option<Evidence>) -> Evidence {
         let folder = self.proc.join(key.0.to_string());
         let mut ancestry = self.ancestry(key);
-        // A process whose parent ended is another's child now, and still descends from the first.
+        // A process whose parent ended gets another parent, but still descends from the first.
         let earlier = before.map(|before| before.ancestry).unwrap_or_default();
         for ancestor in earlier {
             if ancestry.len() < ANCESTORS && !ancestry.contains(&ancestor) {

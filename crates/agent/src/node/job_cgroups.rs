@@ -1,4 +1,4 @@
-//! Control groups of jobs: one for each lease that has a job, killed whole when the lease ends.
+//! Control groups of jobs: one for each lease that has a job, killed as a whole when the lease ends.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use gpupool_confine::cgroup::{CgroupError, CgroupLimits, CgroupManager};
 use gpupool_confine::process::{ProcFs, ProcessId};
 use gpupool_core::LeaseId;
 
-/// The time that the processes of a killed group may take to go.
+/// The time that the processes of a killed group may take to exit.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 /// The number of ancestors that are searched to find out whether a job is the caller's own.
 const ANCESTORS: usize = 32;
@@ -17,7 +17,7 @@ const MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
 /// The control groups of one agent.
 pub(crate) struct JobCgroups {
     cgroups: CgroupManager,
-    /// Tells the groups of this agent from those of another on the same machine.
+    /// Prefix that distinguishes the groups of this agent from those of another one on the same machine.
     prefix: String,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct PreparedJob {
     pub cgroup: Option<String>,
     /// Whether the group was made for this job, rather than for an earlier one of the lease.
     pub is_new: bool,
-    /// Whether the group limits the job to the memory asked for.
+    /// Whether the group limits the job to the requested memory.
     pub memory_limited: bool,
     /// The reason why there is no group, or no limit.
     pub caveat: Option<String>,
@@ -44,7 +44,8 @@ impl JobCgroups {
 
     /// Returns the control groups of the agent with this state directory.
     pub(super) fn new(cgroups: CgroupManager, state_dir: &Path) -> Self {
-        // Any stable number will do: two directories with the same one would have to agree in lease numbers too.
+        // Any stable number will do: two directories with the same number clash only if their lease numbers are equal,
+        // too.
         let mut number = 0xcbf2_9ce4_8422_2325_u64;
         for byte in state_dir.as_os_str().as_encoded_bytes() {
             number = (number ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -103,12 +104,13 @@ impl JobCgroups {
         }
     }
 
-    /// Removes a group that was made for a job and is not needed.
+    /// Removes a group that was created for a job and is not needed.
     pub(crate) fn discard(&self, lease: LeaseId, prepared: &PreparedJob) {
         if prepared.is_new
             && let Ok(Some(group)) = self.cgroups.open(&self.name(lease))
         {
-            // It is empty. If it stays all the same, it goes with the lease or at the next start of the agent.
+            // The group is empty. If it cannot be removed now, it is removed with the lease or at the next start of the
+            // agent.
             let _ = group.remove();
         }
     }
@@ -154,7 +156,7 @@ impl JobCgroups {
         })
     }
 
-    /// Returns what the names of the groups of this agent begin with.
+    /// Returns the prefix of this agent's group names.
     #[cfg(test)]
     pub(super) fn prefix(&self) -> &str {
         &self.prefix

@@ -87,7 +87,7 @@ impl NodeLink for LocalLink {
         }
         self.orders.try_send(order).or_else(|error| match error {
             mpsc::error::TrySendError::Full(order) => Err(order),
-            // The node has ended, and with it everything that orders are about.
+            // The node has ended, and orders no longer matter.
             mpsc::error::TrySendError::Closed(_) => Ok(()),
         })
     }
@@ -111,11 +111,11 @@ pub(crate) struct NodeSpec<'a> {
     pub cgroups: Arc<JobCgroups>,
     /// The statistics to publish.
     pub statistics: Arc<Statistics>,
-    /// The metrics to count in.
+    /// The metrics that the node updates.
     pub metrics: Arc<Metrics>,
 }
 
-/// A handle of the node. Clones are of the same one.
+/// A handle of the node. Clones refer to the same node.
 #[derive(Clone)]
 pub(crate) struct Node {
     attachments: Attachments,
@@ -136,8 +136,8 @@ pub(crate) struct RunningNode {
 }
 
 impl Node {
-    /// Starts a node: takes over the leases of the run before, then reads its devices. Returns after the first reading, or
-    /// a little later.
+    /// Starts a node: takes over the leases of the previous run, then reads its devices. Returns after the first
+    /// reading, or a little later.
     pub(crate) async fn start(spec: NodeSpec<'_>) -> io::Result<(Self, RunningNode)> {
         let NodeSpec { config, sources, authority, mut orders, cgroups, statistics, metrics } = spec;
         let simulation = sources.simulation.clone();
@@ -151,7 +151,8 @@ impl Node {
             simulation,
             name: name.clone(),
         };
-        // The first order of an authority is a fence. What it ends may take any time, and is not waited for.
+        // The first order of an authority is a fence. The teardowns that it causes may take any time, and are not
+        // awaited.
         let leases_over = match orders.orders.recv().await {
             Some(NodeOrder::Fence { leases }) => node.attachments.fence(leases),
             _ => Vec::new(),
@@ -170,7 +171,7 @@ impl Node {
             holdings: Box::new(move || Holdings::of(&of_snapshot.snapshot(), &name, &table)),
             sample_sink: Box::new(move |sample, failures| {
                 metrics.sampled(failures);
-                // A sample that finds no room waits for the next one, which announces both.
+                // A sample that finds no room waits for the next one, and both are announced together.
                 let _ = reporter.report(NodeReport::Sampled(Box::new(sample)));
             }),
             statistics,
@@ -237,8 +238,8 @@ impl RunningNode {
     }
 }
 
-/// Carries out orders until the authority is gone, after removing the control groups of leases that are over. Each teardown
-/// is a task of its own, which ends with this one.
+/// Carries out orders until the authority is gone, after removing the control groups of ended leases. Each teardown is
+/// a task of its own, which ends with this one.
 async fn carry_out_orders(
     attachments: Attachments,
     mut orders: mpsc::Receiver<NodeOrder>,
@@ -260,7 +261,7 @@ async fn carry_out_orders(
                 let (attachments, span) = (attachments.clone(), teardown_span(&attachments, lease));
                 running.spawn(async move { attachments.end(lease, taken_back, awaited).await }.instrument(span));
             }
-            // Real devices need nothing before a job uses them; simulated ones were prepared by the link.
+            // Real devices need no preparation, and the link has prepared simulated ones.
             Some(NodeOrder::Prepare { .. }) => {}
             None => return,
         }

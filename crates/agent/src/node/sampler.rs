@@ -1,10 +1,10 @@
-//! The sampler: reads every device of the node in a steady rhythm, and publishes the readings.
+//! The sampler: reads every device of the node at a fixed interval, and publishes the readings.
 //!
-//! One thread keeps the rhythm. Each source is read on a thread of its own ([`SourceProbe`]), which also gathers evidence about
-//! the processes on its devices ([`super::evidence`]). A round requests a reading of every idle source and waits a short
-//! while for all of them. A later reply is published when it comes, with the time of its reading. So a hung driver delays
-//! neither the others nor the rhythm. The thread ends with [`Sampler::stop`] or when the sampler is dropped; the thread of a
-//! source ends once the source has replied.
+//! One thread keeps the interval. Each source is read on a thread of its own ([`SourceProbe`]), which also gathers
+//! evidence about the processes on its devices ([`super::evidence`]). A round requests a reading of every idle source
+//! and waits a short while for all of them. A later reply is published when it comes, with the time of its reading. A
+//! hung driver therefore delays neither the other sources nor the next round. The thread ends with [`Sampler::stop`] or
+//! when the sampler is dropped; the thread of a source ends once the source has replied.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,11 +50,11 @@ pub(super) struct SamplerSpec {
     pub refresh: Duration,
     /// The node that is sampled.
     pub node: NodeFacts,
-    /// Returns what leases hold, for the attribution of processes. Must not block.
+    /// Returns the holdings of leases, for the attribution of processes. Must not block.
     pub holdings: Box<dyn FnMut() -> Holdings + Send>,
     /// Takes a sample after each round and after each late reply. Must not block.
     pub sample_sink: SampleSink,
-    /// The statistics to publish; their filter says which devices are sampled.
+    /// The statistics to publish; their filter selects the sampled devices.
     pub statistics: Arc<Statistics>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct SamplerSpec {
 pub(super) struct SamplerSources {
     /// The sources.
     pub sources: Vec<Box<dyn DeviceSource>>,
-    /// The places of this machine at which processes are looked up; `None` if devices and processes are simulated.
+    /// The paths at which processes are looked up; `None` if devices and processes are simulated.
     pub places: Option<SourcePaths>,
     /// The time without a reply after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
     pub unresponsive_after: Duration,
@@ -81,7 +81,7 @@ pub(super) struct Sampler {
 enum SamplerWakeup {
     /// The source with this number has replied.
     Replied(usize),
-    /// The sampler is to end.
+    /// The sampler must end.
     Stop,
 }
 
@@ -89,7 +89,7 @@ impl Sampler {
     /// Starts the sampler. The first reading is taken at once.
     pub(super) fn start(sources: SamplerSources, spec: SamplerSpec) -> io::Result<Self> {
         let simulated = sources.places.is_none();
-        // Per source at most the wakeups of a reply that was taken already and of the next one, and one to stop.
+        // For each source, at most the wakeups of a reply that was already taken and of the next one; and one to stop.
         let (wakeups, inbox) = sync_channel(2 * sources.sources.len() + 1);
         let (first, first_round) = sync_channel(1);
         let open = |(number, source)| {
@@ -126,7 +126,7 @@ impl Sampler {
         self.first_round.recv_timeout(at_most).is_ok()
     }
 
-    /// Ends the sampler, and waits until it has ended. A source that hangs is left behind.
+    /// Ends the sampler, and waits until it has ended. The thread of a hung source is abandoned.
     pub(super) fn stop(mut self) {
         let _ = self.wakeups.send(SamplerWakeup::Stop);
         if let Some(thread) = self.thread.take()
@@ -262,7 +262,7 @@ impl SamplingLoop {
         self.inbox.recv_timeout(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes a reply, if there is one. The wakeup of a reply that was taken before finds none.
+    /// Takes a reply, if there is one. The wakeup of a reply that was already taken finds none.
     fn take_reply(&mut self, source: usize) -> bool {
         let Some(reply) = self.sources.get_mut(source).and_then(|source| source.probe.poll_reading()) else {
             return false;
@@ -361,7 +361,7 @@ impl SamplingLoop {
     }
 }
 
-/// Returns when the next round is due: in step with those before, without those that were missed.
+/// Returns the time of the next round. Missed rounds are skipped, and the later ones stay in step.
 fn next_due(due: Instant, refresh: Duration, now: Instant) -> Instant {
     let late = now.saturating_duration_since(due);
     let missed = late.as_nanos() / refresh.as_nanos().max(1);

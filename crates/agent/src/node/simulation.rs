@@ -1,6 +1,6 @@
 //! Simulated devices of an agent (`--simulate`): leases put load on them, and injected faults make them fail.
 //!
-//! A handle of the devices only: the sampler reads them like any other. Nothing here has a thread.
+//! A handle of the devices: the sampler reads them like real ones. This module has no thread.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::messages::PreparedDevice;
 
-/// The prefix of the names of processes that simulate leases. Squatters have other names.
+/// The prefix of the names of processes that represent leases. Squatters have other names.
 const LOAD: &str = "lease-";
 
 /// A reason why a fault was not set or cleared.
@@ -123,7 +123,7 @@ impl Simulation {
     }
 }
 
-/// Returns the lease that a process on a simulated device stands for, by the name of the process.
+/// Returns the lease that a process on a simulated device represents, by the name of the process.
 pub(crate) fn lease_of(process: &str) -> Option<LeaseId> {
     process.strip_prefix(LOAD)?.parse().ok().map(LeaseId)
 }

@@ -1,4 +1,4 @@
-//! Tasks with an owner: they end with it.
+//! Tasks that end with their owner.
 
 use std::sync::{Mutex, PoisonError};
 

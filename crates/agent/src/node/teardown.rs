@@ -1,8 +1,8 @@
-//! The teardown of a lease that ended: everything that runs under it is ended, then the node reports it drained.
+//! The teardown of an ended lease: the node ends all processes under the lease, then reports it drained.
 //!
-//! The control group of the lease is killed whole. A holder that the lease was taken from is asked to end, and after a
-//! grace is killed with its descendants. A holder of several leases is left alone; its jobs under this lease are ended
-//! unless they end themselves in time.
+//! The control group of the lease is killed as a whole. If the lease was taken from its holder, the holder gets
+//! SIGTERM, and is killed with its descendants after a grace. A holder of several leases is not signalled; its jobs
+//! under this lease are killed unless they exit in time.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use tokio::time::{Instant, timeout_at};
 use super::attachments::{Attachment, ProcessExit};
 use super::job_cgroups::JobCgroups;
 
-/// The time that a holder may take to end after it was asked to.
+/// The time that a holder may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
 /// The time between two checks of whether a group is populated.
 const CHECK_CGROUP: Duration = Duration::from_millis(250);
 /// The time after which a group that could not be killed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Ends everything that runs under a lease, however long that takes.
+/// Ends all processes under a lease, however long that takes.
 pub(super) async fn tear_down(lease: LeaseId, attachment: Attachment, taken_back: bool, cgroups: &Arc<JobCgroups>) {
     if taken_back && let Some(process) = attachment.process {
         match attachment.on_revocation {
@@ -56,10 +56,10 @@ pub(super) async fn remove_cgroup(lease: LeaseId, cgroups: &Arc<JobCgroups>) {
     }
 }
 
-/// Asks the holder to end, and after a grace kills it with its descendants.
+/// Sends SIGTERM to the holder, and kills it with its descendants after a grace.
 async fn end_holder(lease: LeaseId, process: ProcessId) {
     let Ok(Some(holder)) = ProcessHandle::open(process) else { return };
-    tracing::info!(lease = lease.0, pid = process.pid, "asking the holder of a lease that was taken back to end");
+    tracing::info!(lease = lease.0, pid = process.pid, "asking the holder of a revoked lease to end");
     if let Err(error) = holder.signal(Signal::TERM) {
         tracing::warn!(lease = lease.0, pid = process.pid, %error, "cannot end the holder of a lease");
         return;
@@ -68,7 +68,7 @@ async fn end_holder(lease: LeaseId, process: ProcessId) {
     if tokio::time::timeout(GRACE, exit.wait()).await.is_ok() {
         return;
     }
-    tracing::warn!(lease = lease.0, pid = process.pid, "killing the holder of a lease that was taken back");
+    tracing::warn!(lease = lease.0, pid = process.pid, "killing the holder of a revoked lease");
     kill_tree(process);
     let _ended = tokio::time::timeout(GRACE, exit.wait()).await;
 }
@@ -86,7 +86,7 @@ async fn end_jobs(lease: LeaseId, jobs: Vec<ProcessId>, until: Instant) {
     if left.is_empty() {
         return;
     }
-    tracing::warn!(lease = lease.0, jobs = left.len(), "killing the jobs of a lease that was taken back");
+    tracing::warn!(lease = lease.0, jobs = left.len(), "killing the jobs of a revoked lease");
     for job in left {
         kill_tree(job);
     }
@@ -105,7 +105,7 @@ fn kill_tree(process: ProcessId) {
     let descendants = ProcFs::system().descendants(process.pid).unwrap_or_default();
     for id in std::iter::once(process).chain(descendants) {
         if let Ok(Some(handle)) = ProcessHandle::open(id) {
-            // A process that is gone by now needs no signal.
+            // A process that has exited meanwhile needs no signal.
             let _ = handle.signal(Signal::KILL);
         }
     }

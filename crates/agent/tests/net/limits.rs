@@ -115,7 +115,7 @@ async fn one_network_address_cannot_use_all_connections() {
     }
 }
 
-/// The address this machine would use to reach the network; nothing is sent.
+/// Returns the address that this machine would use to reach the network. Sends no data.
 fn network_address() -> Option<std::net::IpAddr> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;

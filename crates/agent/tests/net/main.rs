@@ -1,4 +1,4 @@
-//! Listeners: slow, malformed and pipelined clients, TLS, bounds, and how they stop.
+//! Listeners: slow, malformed and pipelined clients, TLS, limits and shutdown.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

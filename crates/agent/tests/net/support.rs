@@ -30,11 +30,11 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
 pub enum HandlerEvent {
     /// A request for `/wait` is being handled.
     Waiting,
-    /// The request was cancelled or answered.
+    /// The request was cancelled or got its response.
     WaitEnded,
 }
 
-/// ServedListeners listeners.
+/// Listeners that are being served.
 pub struct ServedListeners {
     pub addresses: Vec<SocketAddr>,
     pub shutdown: Shutdown,
@@ -161,7 +161,7 @@ pub fn last_request(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
 }
 
-/// First line of an response without its protocol.
+/// First line of a response without its protocol.
 pub fn status(response: &str) -> &str {
     response.lines().next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).unwrap_or(response)
 }

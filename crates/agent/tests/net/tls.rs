@@ -101,7 +101,7 @@ async fn plain_http_to_an_https_port_is_told_so() {
     let served = serve_https(&files.load().unwrap(), NetLimits::default()).await;
     let response = exchange(served.connect().await, get_request("/hello").as_bytes()).await;
     assert!(status(&response).starts_with("400") && response.contains("this port speaks https"), "{response}");
-    // Neither http nor TLS: closed, and the listener lives on.
+    // Neither http nor TLS: closed, and the listener continues.
     let response = exchange(served.connect().await, b"\x16\x03\x01\x00\x05hello").await;
     assert!(!response.contains("HTTP"), "{response}");
     drop(connect(&served, &files.renew()).await.unwrap_err());

@@ -180,7 +180,7 @@ impl<'a> RunEventHandler<'a> {
         });
     }
 
-    /// Prints the summary and returns the exit code. The job log is on disk afterwards, or the error says why not.
+    /// Prints the summary and returns the exit code. The job log is on disk afterwards, or the error has the reason.
     pub fn finish(
         mut self,
         stats: &RunStats,

@@ -1,7 +1,7 @@
 //! `gpupool map`: runs a command for each of many arguments on leased GPUs.
 //!
 //! This thread starts the workers and handles events. Other threads read the arguments, hold the GPUs, show progress
-//! and receive signals. Every early end goes through [`run_stopper::RunStopper`]. On every way out all tasks are over,
+//! and receive signals. Every early end goes through [`run_stopper::RunStopper`]. At every exit all tasks have ended,
 //! no process is left, the GPUs are released, and the exit code reports the result.
 
 mod arguments;

@@ -1,4 +1,4 @@
-//! Progress of a run: at a terminal a table that is redrawn in place, elsewhere a line from time to time. The thread
+//! Progress of a run: at a terminal a table that is redrawn in place, elsewhere a line at intervals. The thread
 //! ends with the run and clears the table.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -291,13 +291,13 @@ pub(super) struct PeriodicThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Tells a [`PeriodicThread`] that it should end.
+/// Signal that ends a [`PeriodicThread`].
 #[derive(Debug)]
 pub(super) struct RunEndSignal(Receiver<()>);
 
 impl PeriodicThread {
     pub fn start(name: &str, work: impl FnOnce(&RunEndSignal) + Send + 'static) -> anyhow::Result<Self> {
-        // Nothing is ever sent; dropping the sender is the signal.
+        // The channel carries no message; dropping the sender is the signal.
         let (run_guard, end) = sync_channel(0);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&RunEndSignal(end)));
         Ok(Self {

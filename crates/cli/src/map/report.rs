@@ -31,7 +31,7 @@ const STDERR_TAIL_LINES: usize = 5;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TaskReport {
     pub verdict: TaskVerdict,
-    /// Exit code; -1 if the task did not exit by itself.
+    /// Exit code; -1 if the task did not exit on its own.
     pub exit_code: i32,
     /// Signal that ended the task; 0 for none.
     pub signal: i32,
@@ -212,12 +212,12 @@ impl<W: Write> Write for LineTagger<'_, W> {
     }
 }
 
-/// Event for `--json`: a task started.
+/// Returns the `--json` event of a started task.
 pub(super) fn started_event(task: &MapTask, worker: WorkerId) -> Value {
     json!({"event": "started", "seq": task.seq, "argument": task.argument(), "worker": worker.0 + 1})
 }
 
-/// Event: a task failed and is retried.
+/// Returns the event of a task that failed and is retried.
 pub(super) fn retried_event(task: &MapTask, worker: WorkerId, outcome: &TaskOutcome) -> Value {
     let outcome = match outcome {
         TaskOutcome::TimedOut(_) => TaskVerdict::TimedOut,
@@ -227,7 +227,7 @@ pub(super) fn retried_event(task: &MapTask, worker: WorkerId, outcome: &TaskOutc
     json!({"event": "retried", "seq": task.seq, "worker": worker.0 + 1, "outcome": outcome})
 }
 
-/// Event: a task ended.
+/// Returns the event of an ended task.
 pub(super) fn over_event(task: &MapTask, worker: Option<WorkerId>, tries: u32, report: &TaskReport) -> Value {
     let started = report.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     json!({
@@ -237,12 +237,12 @@ pub(super) fn over_event(task: &MapTask, worker: Option<WorkerId>, tries: u32, r
     })
 }
 
-/// Event about a worker.
+/// Returns an event about a worker.
 pub(super) fn worker_event(event: &str, worker: WorkerId, why: Option<&str>) -> Value {
     json!({"event": event, "worker": worker.0 + 1, "why": why})
 }
 
-/// Last event: the summary.
+/// Returns the last event, the summary.
 pub(super) fn summary_event(stats: &RunStats, skipped: u64, took: Duration, exit_code: u8) -> Value {
     json!({
         "event": "summary", "completed": stats.completed, "failed": stats.failed, "timeouts": stats.timeouts,

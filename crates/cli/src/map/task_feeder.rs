@@ -310,7 +310,7 @@ impl<R: BufRead> LineReader<R> {
     }
 }
 
-/// Counts the arguments from the current position of a regular file; `None` if the file is too large or no regular
+/// Counts the arguments from the current position of a regular file; `None` if the file is too large or not a regular
 /// file.
 fn count_arguments(mut file: &File, separator: u8) -> Option<u64> {
     let metadata = file.metadata().ok()?;

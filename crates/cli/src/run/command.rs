@@ -1,4 +1,4 @@
-//! The command of `gpupool run`: it is staged, the agent is told its process, then it runs until it exits or is ended
+//! The command of `gpupool run`: it is staged, attached to its lease by the agent, and runs until it exits or is ended
 //! because of a signal, its time limit, its memory limit or the loss of its lease.
 
 use std::ffi::OsString;

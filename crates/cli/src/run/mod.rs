@@ -1,4 +1,4 @@
-//! `gpupool run`: runs a command on leased GPUs and releases the lease on every way out.
+//! `gpupool run`: runs a command on leased GPUs and always releases the lease.
 //!
 //! Everything happens on one thread. When the command exits, a signal arrives, the time limit passes, the memory limit
 //! is exceeded or the lease is lost, the result is the same: all processes of the command are gone, the lease is

@@ -44,7 +44,7 @@ async fn shutdown_answers_waiting_calls_and_keeps_all_leases() {
     let queued = watch.wait_for("the waiter in the queue", |event| event.kind == "queued").await.lease.unwrap();
     let status = agent.stop().await;
     assert!(status.success(), "{status:?}");
-    // The response came during the shutdown, or the client asked the next run with the same key.
+    // The response came during the shutdown, or the client repeated the request to the next run with the same key.
     agent.restart().await;
     client.renew(held.id, token).await.unwrap();
     let still = read_lease(&client, queued).await;
@@ -82,7 +82,7 @@ async fn a_second_agent_on_the_same_state_names_the_first_and_ends() {
     assert!(agent.client_unix().pool().await.is_ok());
 }
 
-/// Runs an agent that must end by itself.
+/// Runs an agent that must end on its own.
 fn serve_once(state_dir: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpupool"));
     command.args(["serve", "--simulate", "1xH100", "--port", "0", "--state-dir"]).arg(state_dir).output().unwrap()

@@ -142,7 +142,7 @@ async fn work(client: Client, number: u64, mut chance: SeededRng, tally: Arc<Mut
             () = tokio::time::sleep(Duration::from_millis(chance.below(60))) => {}
         }
         if chance.percent_chance(80) {
-            // An unreachable agent gets the release later, or ends the lease by itself.
+            // An unreachable agent gets the release later, or ends the lease on its own.
             let _ = lease.release().await;
         }
     }

@@ -117,7 +117,7 @@ async fn bad_settings_are_reported_with_the_allowed_values() {
     let client = Client::builder;
     assert!(
         printed(client().memory_threshold(101.0))
-            .contains("memory_threshold is 101, and must be a number from 0 to 100")
+            .contains("memory_threshold is 101; it must be a number from 0 to 100")
     );
     assert!(printed(client().utilization_threshold(f64::NAN)).contains("utilization_threshold is NaN"));
     assert!(printed(client().endpoint("localhost:8000")).contains("http://localhost:8000"));

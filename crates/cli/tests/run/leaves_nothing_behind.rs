@@ -73,7 +73,7 @@ async fn killing_the_command_ends_all_its_processes() {
     assert_eq!(live_leases(&agent.client_unix()).await, []);
 }
 
-/// Finds the command below `gpupool run` (run → guard → keeper → command) and kills it.
+/// Finds the command below `gpupool run` (run → guard → supervisor → command) and kills it.
 fn kill_the_command(running: &BackgroundCommand) {
     use gpupool_confine::process::ProcFs;
     let procfs = ProcFs::system();

@@ -21,7 +21,7 @@ use crate::{AgentClient, ClientError};
 pub(crate) struct ApiCall {
     /// Request to send; its timeout is set when it is sent.
     request: HttpRequest,
-    /// Time that the agent was asked to wait before it responds.
+    /// Time that the agent may wait before it responds.
     wait: Duration,
     /// Whether sending the call twice has the same effect as once.
     is_repeatable: bool,
@@ -66,7 +66,7 @@ impl ApiCall {
         self
     }
 
-    /// Sets the time that the agent was asked to wait.
+    /// Sets the time that the agent may wait.
     pub(crate) fn with_wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }

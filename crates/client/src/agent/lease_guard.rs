@@ -44,7 +44,8 @@ impl AgentClient {
         self.guard_lease_since(lease, Instant::now(), |_, _| {})
     }
 
-    /// Same as [`Self::guard_lease`] for a lease that lives since an earlier instant; calls `on_lost` when it is lost.
+    /// Same as [`Self::guard_lease`] for a lease that was granted at an earlier instant; calls `on_lost` when it is
+    /// lost.
     pub(crate) fn guard_lease_since(
         &self,
         lease: LeaseBody,
@@ -79,7 +80,7 @@ impl AgentClient {
 }
 
 impl LeaseGuard {
-    /// The lease as last reported by the agent.
+    /// Returns the lease as last reported by the agent.
     pub fn lease(&self) -> LeaseBody {
         self.status.borrow().lease.clone()
     }
@@ -95,7 +96,7 @@ impl LeaseGuard {
         })
     }
 
-    /// Reason for the loss of the lease; `None` while it is held as far as is known.
+    /// Returns the reason for the loss of the lease; `None` while it is held as far as is known.
     pub fn loss(&self) -> Option<LeaseLost> {
         self.status.borrow().lost.clone()
     }
@@ -121,7 +122,7 @@ impl LeaseGuard {
         released
     }
 
-    /// Stops renewing without a release: the lease lives on for its ttl, or as long as the process or connection to
+    /// Stops renewing without a release: the lease lives until the end of its ttl, or with the process or connection to
     /// which it is attached.
     pub fn detach(mut self) -> LeaseBody {
         self.stop_renewing();
@@ -211,7 +212,7 @@ impl LeaseRenewer {
         }
     }
 
-    /// Time between two renewals.
+    /// Returns the time between two renewals.
     fn renewal_interval(&self) -> Duration {
         self.ttl / 3
     }
@@ -264,7 +265,7 @@ impl LeaseRenewer {
         is_over.then(|| LeaseLost::Unreachable { lease: self.lease, ttl: self.ttl, error: error.to_string() })
     }
 
-    /// Asks the agent for the reason of the end, else uses the error.
+    /// Fetches the reason of the end from the agent; if that fails, uses the error.
     async fn fetch_end_reason(&self, error: &ClientError) -> LeaseLost {
         match self.client.follow(self.lease, Duration::ZERO).await {
             Ok(lease) => ended_loss(lease),
@@ -279,14 +280,14 @@ pub(crate) fn ended_loss(lease: LeaseBody) -> LeaseLost {
     LeaseLost::Ended { lease: lease.id, cause: lease.cause, reason }
 }
 
-/// Instant at which a lease is over, whether it expires without a renewal or has a maximum duration.
+/// Returns the instant at which a lease is over, whether it expires without a renewal or has a maximum duration.
 fn lease_end(lease: &LeaseBody, received_at: Instant) -> Option<Instant> {
     let time = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok();
     let life = time(&lease.expires_at)?.duration_since(time(&lease.granted_at)?);
     received_at.checked_add(Duration::try_from(life).ok()? + LEASE_END_MARGIN)
 }
 
-/// Lifetime of a lease without a renewal, with a lower bound.
+/// Returns the lifetime of a lease without a renewal, with a lower bound.
 fn ttl(lease: &LeaseBody) -> Duration {
     let least = Duration::from_millis(gpupool_core::limits::MIN_TTL.0);
     Duration::try_from_secs_f64(lease.ttl_secs).unwrap_or(least).max(least)

@@ -18,7 +18,7 @@ use crate::limits::{MAX_FOLLOW_WAIT, MAX_IDEMPOTENCY_KEY_BYTES};
 use crate::random::Backoff;
 use crate::{AgentClient, ClientError, random};
 
-/// Identifies a retried request, so that it never takes two GPUs.
+/// Key that identifies a retried request, so that it never takes two GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct IdempotencyKey(String);
 
@@ -69,8 +69,8 @@ impl AgentClient {
         self.request_as(body, &IdempotencyKey::random()).await
     }
 
-    /// Same as [`Self::request`] with a key of the caller: a request with the same key, even from another process, is
-    /// the same request.
+    /// Same as [`Self::request`] with a key of the caller: requests with the same key, even from different processes,
+    /// are one request.
     pub async fn request_as(&self, body: &RequestBody, key: &IdempotencyKey) -> Result<LeaseBody, ClientError> {
         let wait = body.wait_secs.and_then(|secs| Duration::try_from_secs_f64(secs).ok()).unwrap_or_default();
         let call = ApiCall::post("/v1/leases", body).header(IDEMPOTENCY_KEY, key.as_str());

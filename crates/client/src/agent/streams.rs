@@ -71,7 +71,7 @@ impl EventStream {
         }
     }
 
-    /// Id of the last event, or of the start of the subscription.
+    /// Returns the id of the last event, or of the start of the subscription.
     pub fn last(&self) -> Option<&EventId> {
         self.last_seen.as_ref()
     }
@@ -106,7 +106,7 @@ impl EventStream {
         self.parser = SseParser::default();
     }
 
-    /// Reconnects, for as long as an agent may be away.
+    /// Reconnects, with retries for the time that an agent may be away.
     async fn reconnect(&mut self) -> Result<(), ClientError> {
         let until = Instant::now() + AGENT_AWAY_LIMIT;
         let mut backoff = Backoff::default();
@@ -255,7 +255,7 @@ impl AgentClient {
 }
 
 impl LeaseHold {
-    /// The lease as last reported by the agent.
+    /// Returns the lease as last reported by the agent.
     pub fn lease(&self) -> &LeaseBody {
         &self.lease
     }

@@ -26,7 +26,7 @@ impl TicketSet {
     }
 }
 
-/// Requests that do not know yet whether there is capacity.
+/// Requests for which it is not known yet whether there is capacity.
 #[derive(Debug, Default)]
 pub(super) struct ArrivalOrder {
     undecided: Mutex<TicketSet>,

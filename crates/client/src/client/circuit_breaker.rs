@@ -40,7 +40,7 @@ pub(super) struct CircuitBreaker {
     state: BreakerState,
     /// Failures since the last success.
     pub consecutive_failures: u32,
-    /// Openings, each soon after the one before.
+    /// Openings in a row, each soon after the previous one.
     recent_openings: u32,
     /// Instant of the last closing.
     closed_at: Option<Instant>,
@@ -56,7 +56,7 @@ impl CircuitBreaker {
         self.state == BreakerState::Closed
     }
 
-    /// Instant of the next probe; `None` unless the breaker is open.
+    /// Returns the instant of the next probe; `None` unless the breaker is open.
     pub(super) fn next_probe(&self) -> Option<Instant> {
         match self.state {
             BreakerState::Open { until } => Some(until),
@@ -110,14 +110,14 @@ impl CircuitBreaker {
         if was_closed { BreakerChange::Opened } else { BreakerChange::None }
     }
 
-    /// Share of its traffic that a recovered endpoint gets, 0..=1.
+    /// Returns the share of its traffic that a recovered endpoint gets, 0..=1.
     pub(super) fn traffic_share(&self, now: Instant) -> f64 {
         let Some(closed_at) = self.closed_at else { return 1.0 };
         let part = now.duration_since(closed_at).as_secs_f64() / TRAFFIC_RAMP_TIME.as_secs_f64();
         (INITIAL_TRAFFIC_SHARE + part * (1.0 - INITIAL_TRAFFIC_SHARE)).min(1.0)
     }
 
-    /// Name of the state.
+    /// Returns the name of the state.
     pub(super) fn state_name(&self) -> &'static str {
         match self.state {
             BreakerState::Closed => "closed",
@@ -127,7 +127,7 @@ impl CircuitBreaker {
     }
 }
 
-/// Pause of an open breaker, randomized by a tenth in either direction.
+/// Returns the pause of an open breaker, randomized by a tenth in either direction.
 fn open_duration(recent_openings: u32, chance: f64) -> Duration {
     let grown = BREAKER_PAUSE_GROWTH.powi(i32::try_from(recent_openings.saturating_sub(1)).unwrap_or(i32::MAX));
     let pause = (MIN_BREAKER_PAUSE.as_secs_f64() * grown).min(MAX_BREAKER_PAUSE.as_secs_f64());

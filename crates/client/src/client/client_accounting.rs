@@ -146,7 +146,7 @@ impl ClientAccounting {
     }
 
     fn lock(&self) -> MutexGuard<'_, AccountingState> {
-        // No code under the lock is known to panic; if one caller does, the others go on.
+        // No code under the lock is known to panic; if one caller does, the others continue.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -185,7 +185,7 @@ impl AccountingState {
         PoolTime(u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Instant of the pool's next deadline.
+    /// Returns the instant of the pool's next deadline.
     fn next_deadline_instant(&self) -> Option<Instant> {
         let at = self.pool.next_deadline()?;
         Some(self.started_at.checked_add(Duration::from_millis(at.0)).unwrap_or_else(|| Instant::now() + FAR_FUTURE))
@@ -353,7 +353,8 @@ fn lease_body(state: &AccountingState, lease: &gpupool_core::Lease) -> LeaseBody
     body
 }
 
-/// Environment that shows a job its GPUs and no others: by UUID if the server reports all of them, else by number.
+/// Returns the environment that shows a job its GPUs and no others: by UUID if the server reports all of them, else by
+/// number.
 fn job_env(state: &AccountingState, given: &[DeviceView]) -> BTreeMap<String, Option<String>> {
     let uuid = |view: &DeviceView| state.reported.get(&view.gpu_id.0)?.uuid.as_ref().map(ToString::to_string);
     let by_uuid: Option<Vec<String>> = given.iter().map(uuid).collect();
@@ -414,7 +415,7 @@ fn refusal_of(denied: CommandDenied) -> ClientError {
     }
 }
 
-/// Refusal before the first poll of the server.
+/// Returns the refusal before the first poll of the server.
 fn not_polled_error(node: &str) -> ClientError {
     ClientError::refused(503, "not_seen", format!("the GPUs of {node} have not been read yet; try again"))
 }

@@ -1,4 +1,4 @@
-//! Direct requests: prepares a request and tries the endpoints in turn for an immediate grant.
+//! Direct requests: prepares a request and tries the endpoints one by one for an immediate grant.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +58,7 @@ impl PreparedRequest {
         Ok(Self { body: Arc::new(body), worker_id, requested_at, deadline, may_queue, is_blocked: false })
     }
 
-    /// The same request for an immediate, active grant or none.
+    /// Returns the same request for an immediate, active grant or none.
     pub(super) fn immediate_body(&self) -> Arc<RequestBody> {
         Arc::new(RequestBody { queue: Some(false), hedged: false, ..(*self.body).clone() })
     }

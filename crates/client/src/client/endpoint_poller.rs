@@ -129,7 +129,7 @@ impl EndpointPoller {
             }
             Err(ClientError::NotAnAgent { status: 404, .. }) => {
                 let accounting = self.new_accounting();
-                // Only these statistics contain memory sizes; a server without them is usable all the same.
+                // Only these statistics contain memory sizes; a server without them remains usable.
                 let stats = agent.stats().await.ok();
                 let gpus = self.read_statistics(&accounting, stats.as_ref()).await?;
                 self.set_authority(EndpointAuthority::Client(accounting));

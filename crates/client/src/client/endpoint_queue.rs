@@ -73,7 +73,7 @@ struct QueueEntry {
     waiter: EndpointWaiter,
     key: IdempotencyKey,
     stage: QueueStage,
-    /// Whether the waiter was told that it is queued.
+    /// Whether the waiter was notified that it is queued.
     is_reported: bool,
     /// Instant at which the request was last known to wait, or was sent.
     waiting_since: Instant,
@@ -81,11 +81,11 @@ struct QueueEntry {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueStage {
-    /// Not in the server's queue; whether the request was sent.
+    /// Not in the server's queue. `was_sent`: whether the request was sent.
     Outside { was_sent: bool },
     /// In the server's queue with this lease.
     Queued(u64),
-    /// The waiter was told of this grant.
+    /// Granted with this lease, which was reported to the waiter.
     Reported(u64),
 }
 

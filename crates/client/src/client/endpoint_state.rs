@@ -114,7 +114,7 @@ impl EndpointState {
         })
     }
 
-    /// Reason for the unavailability.
+    /// Returns the reason for the unavailability.
     pub(super) fn failure_summary(&self) -> String {
         let record = self.lock_record();
         match (&record.last_error, record.breaker.next_probe()) {

@@ -74,52 +74,52 @@ impl HeldLease {
         Ok(Self { context, body: Arc::from(body), backing: Some(backing), creator_pid: std::process::id() })
     }
 
-    /// Number of the lease on its endpoint.
+    /// Returns the number of the lease on its endpoint.
     pub fn id(&self) -> u64 {
         self.body.id
     }
 
-    /// Id of the worker that holds the lease.
+    /// Returns the id of the worker that holds the lease.
     pub fn worker_id(&self) -> &str {
         &self.context.worker_id
     }
 
-    /// Id of the endpoint that granted the lease.
+    /// Returns the id of the endpoint that granted the lease.
     pub fn endpoint_id(&self) -> &str {
         &self.context.endpoint.id
     }
 
-    /// Number of the first GPU on that endpoint.
+    /// Returns the number of the first GPU on that endpoint.
     pub fn gpu_id(&self) -> Option<u32> {
         self.body.devices.first().map(|device| device.gpu_id)
     }
 
-    /// Global id of the first GPU: `endpoint_id:gpu_id`.
+    /// Returns the global id of the first GPU: `endpoint_id:gpu_id`.
     pub fn global_gpu_id(&self) -> Option<String> {
         self.gpu_id().map(|gpu_id| format!("{}:{gpu_id}", self.context.endpoint.id))
     }
 
-    /// Devices of the lease.
+    /// Returns the devices of the lease.
     pub fn devices(&self) -> &[LeaseDevice] {
         &self.body.devices
     }
 
-    /// Environment of the job; `None` for a variable that must not be set.
+    /// Returns the environment of the job; `None` for a variable that must not be set.
     pub fn env(&self) -> &BTreeMap<String, Option<String>> {
         &self.body.env
     }
 
-    /// Fencing token, which grows with every grant of the endpoint.
+    /// Returns the fencing token, which grows with every grant of the endpoint.
     pub fn token(&self) -> Option<u64> {
         self.body.token
     }
 
-    /// Time of the assignment.
+    /// Returns the time of the assignment.
     pub fn assigned_at(&self) -> SystemTime {
         self.context.assigned_at
     }
 
-    /// The lease as it was granted.
+    /// Returns the lease as it was granted.
     pub fn granted(&self) -> &Arc<LeaseBody> {
         &self.body
     }
@@ -298,7 +298,7 @@ impl std::fmt::Debug for GpuIdList<'_> {
     }
 }
 
-/// Reports the expiry of a lease of client-side accounting, which ends by itself only after its maximum duration.
+/// Reports the expiry of a lease of client-side accounting, which only ends on its own after its maximum duration.
 fn observe_expiry(context: &AssignmentContext, body: &LeaseBody, accounting: Arc<ClientAccounting>) {
     let (context, body) = (context.clone(), body.clone());
     let runtime = context.running.runtime.clone();

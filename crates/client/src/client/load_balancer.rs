@@ -37,7 +37,7 @@ pub(super) struct LoadBalancer {
 }
 
 impl LoadBalancer {
-    /// `chance` in 0..1 breaks ties, so that many clients do not start at the same endpoint.
+    /// Creates a balancer. `chance` in 0..1 breaks ties, so that many clients do not start at the same endpoint.
     pub(super) fn new(strategy: Balancing, endpoints: usize, mut chance: impl FnMut() -> f64) -> Self {
         // Between -1 and 0: before any endpoint that was chosen.
         let credits = (0..endpoints).map(|_| -chance()).collect();
@@ -62,7 +62,7 @@ impl LoadBalancer {
         if let Some(first) = candidates.first() {
             self.charge(first.endpoint);
         }
-        // A recovered endpoint passes some of its turns; they are not made up for.
+        // A recovered endpoint is skipped for some requests, which it does not get later.
         for _ in 1..candidates.len() {
             let is_passed =
                 candidates.first().is_some_and(|first| first.traffic_share < 1.0 && rng() >= first.traffic_share);
@@ -190,7 +190,7 @@ impl<'a> GpuRequirements<'a> {
         }
     }
 
-    /// Number of GPUs of the request.
+    /// Returns the number of GPUs of the request.
     pub(super) fn gpus(&self) -> usize {
         self.body.gpus.unwrap_or(1).into()
     }
@@ -238,7 +238,7 @@ impl<'a> GpuRequirements<'a> {
 }
 
 impl GpuSnapshot {
-    /// Number of matching GPUs; 0 if the request needs more.
+    /// Returns the number of matching GPUs; 0 if the request needs more.
     pub(super) fn count_matching_gpus(&self, requirements: &GpuRequirements<'_>) -> usize {
         let found = self.gpus.iter().filter(|gpu| requirements.is_met_by(gpu)).count();
         if found < requirements.gpus().max(1) { 0 } else { found }

@@ -2,7 +2,7 @@
 //!
 //! Path of a request: [`Client::request`] → `direct_request` (in the order of `load_balancer`) or, without capacity,
 //! `wait_everywhere` (a place in each `endpoint_queue`) → [`HeldLease`]. Meanwhile `endpoint_poller` polls each
-//! endpoint (`endpoint_state`), whose `circuit_breaker` tells whether requests are sent. For a server that only serves
+//! endpoint (`endpoint_state`), whose `circuit_breaker` decides whether requests are sent. For a server that only serves
 //! statistics the client decides itself, in `client_accounting`.
 
 mod arrival_order;
@@ -229,7 +229,7 @@ impl Client {
     }
 }
 
-/// Refusal of a request that may not wait, if no endpoint was tried.
+/// Returns the refusal of a request that may not wait, if no endpoint was tried.
 fn no_capacity_error() -> ClientError {
     ClientError::refused(409, "no_capacity", "no endpoint has capacity now, and the request must not wait".into())
 }

@@ -1,8 +1,8 @@
 //! Grants that an endpoint may still hold for this client although no caller wants them: released now, or when the
-//! endpoint answers again.
+//! endpoint responds again.
 //!
-//! If only the key of a request is known, the request is sent once more under that key and then released: the same key
-//! is the same lease, and a request that never arrived cannot arrive later.
+//! If only the key of a request is known, the request is sent again under that key and then released. The key
+//! identifies the lease, so the original request has no effect if it arrives later.
 
 use std::sync::Arc;
 

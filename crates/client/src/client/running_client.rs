@@ -195,7 +195,7 @@ impl RunningClient {
         true
     }
 
-    /// Number of waiting requests.
+    /// Returns the number of waiting requests.
     pub(super) fn waiting_count(&self) -> usize {
         lock_unpoisoned(&self.waiters).numbers.len()
     }
@@ -214,7 +214,7 @@ impl RunningClient {
         self.core.publisher.publish(update);
     }
 
-    /// Error if no endpoint is available.
+    /// Returns the error if no endpoint is available.
     pub(super) fn unavailable_error(&self) -> ClientError {
         let endpoints = &self.core.endpoints;
         if let [endpoint] = endpoints.as_slice()

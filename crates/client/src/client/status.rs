@@ -305,8 +305,8 @@ fn endpoint_info(endpoint: &EndpointState, settings: &ClientSettings) -> Endpoin
     }
 }
 
-/// Number of GPUs, and of those that a request for a whole GPU would match; the latter is 0 while the endpoint is
-/// unavailable.
+/// Returns the number of GPUs, and of those that a request for a whole GPU would match; the latter is 0 while the
+/// endpoint is unavailable.
 fn gpu_counts(endpoint: &EndpointState, settings: &ClientSettings) -> (usize, usize) {
     let gpus = endpoint.gpus();
     let available = gpus.iter().filter(|gpu| is_available(gpu, settings)).count();
@@ -373,7 +373,7 @@ fn combined_authority(all: impl Iterator<Item = LeaseAuthority>) -> LeaseAuthori
     }
 }
 
-/// Percentage with two digits.
+/// Returns a percentage with two digits.
 fn percent_of(part: usize, whole: usize, if_empty: f64) -> f64 {
     if whole == 0 { if_empty } else { (part as f64 * 10_000.0 / whole as f64).round() / 100.0 }
 }

@@ -169,7 +169,7 @@ impl HedgedWait {
             let sent = Instant::now();
             let confirmed = match is_offer {
                 true => timeout(CONFIRM_TIMEOUT, endpoint.confirm(offered.id, token)).await,
-                // Active for longer than a third of its ttl: only a renewal tells whether it still is.
+                // Active for longer than a third of its ttl: only a renewal shows whether it still is.
                 false => timeout(CONFIRM_TIMEOUT, endpoint.renew(offered.id, token)).await,
             };
             match confirmed {
@@ -222,13 +222,13 @@ impl Drop for HedgedWait {
     }
 }
 
-/// Time after which an offer is over regardless of the outcome of its confirmation: the confirmation may arrive until
-/// the offer expires, and the lease then lives for its ttl, by a clock that may be slower than this one.
+/// Returns the time after which an offer is over regardless of the outcome of its confirmation: the confirmation may
+/// arrive until the offer expires, and the lease then lives for its ttl, by a clock that may be slower than this one.
 fn offer_expiry_bound(ttl: Duration) -> Duration {
     (Duration::from_millis(OFFER_LIFETIME.0) + ttl).mul_f64(MAX_CLOCK_SLOWDOWN)
 }
 
-/// Relevance of a refusal to the request.
+/// Returns the relevance of a refusal to the request.
 pub(super) fn refusal_relevance(error: &ClientError) -> u8 {
     match error.code() {
         Some("invalid" | "unsatisfiable" | "policy") => 3,

@@ -20,7 +20,7 @@ const SEEDS: u64 = 300;
 
 fn number_in(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, and must be a number")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}; it must be a number")))
 }
 
 /// Records panics of background tasks too.

@@ -1,4 +1,4 @@
-//! Waiting and holding: the lease is released on every way out, and a loss is reported.
+//! Waiting and holding: the lease is always released, and a loss is reported.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

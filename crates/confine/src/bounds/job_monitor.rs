@@ -203,24 +203,24 @@ impl JobMonitor {
     }
 }
 
-/// Number of processors on which the job can run at once.
+/// Returns the number of processors on which the job can run at once.
 fn processor_count() -> u32 {
     std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
 }
 
 // Poll intervals: the earliest moment at which a job could exceed a bound.
 
-/// Interval for this many remaining bytes.
+/// Returns the interval for this many remaining bytes.
 fn memory_interval(left: u64) -> Duration {
     time_at_rate(left, MEMORY_GROWTH_PER_SECOND).clamp(SHORTEST_POLL_INTERVAL, LONGEST_POLL_INTERVAL)
 }
 
-/// Interval for this many remaining processes and threads.
+/// Returns the interval for this many remaining processes and threads.
 fn process_interval(left: u64) -> Duration {
     time_at_rate(left, PROCESS_GROWTH_PER_SECOND).clamp(SHORTEST_TREE_POLL_INTERVAL, LONGEST_POLL_INTERVAL)
 }
 
-/// Interval for this much remaining CPU time, but at least `shortest`.
+/// Returns the interval for this much remaining CPU time, but at least `shortest`.
 fn cpu_time_interval(left: Duration, processors: u32, shortest: Duration) -> Duration {
     (left / processors.max(1)).clamp(shortest, LONGEST_POLL_INTERVAL)
 }
@@ -269,7 +269,7 @@ impl SnapshotCache {
         }
     }
 
-    /// Maximum age of a snapshot for polls of memory alone, which keeps the cost of scans small.
+    /// Returns the maximum age of a snapshot for polls of memory alone, which keeps the cost of scans small.
     fn max_age_for_memory(&self) -> Duration {
         (self.cost * TREE_SCAN_COST_DIVISOR).clamp(SHORTEST_TREE_POLL_INTERVAL, LONGEST_SNAPSHOT_AGE)
     }

@@ -132,7 +132,8 @@ impl EnforcementMethod {
         Self::Polling { shortest, longest: LONGEST_POLL_INTERVAL, why }
     }
 
-    /// No kernel limits the CPU time of several processes together; a cgroup counts it.
+    /// Returns the method for CPU time. No kernel limits the CPU time of several processes together; a cgroup counts
+    /// it.
     fn cpu_time(counted_by: Option<CgroupVersion>) -> Self {
         match counted_by {
             None => Self::polling(SHORTEST_TREE_POLL_INTERVAL, "summed over its processes".to_owned()),

@@ -85,7 +85,7 @@ impl CgroupManager {
         !self.hierarchies.is_empty()
     }
 
-    /// Reason why no cgroup can be created; empty if one can.
+    /// Returns the reason why no cgroup can be created; empty if one can.
     pub fn unavailable_reason(&self) -> &str {
         &self.unavailable_reason
     }
@@ -105,7 +105,7 @@ impl CgroupManager {
         self.hierarchies.iter().find(|hierarchy| has(hierarchy)).map(|hierarchy| hierarchy.version)
     }
 
-    /// Directories that hold all our cgroups.
+    /// Returns the directories that hold all our cgroups.
     pub fn base_paths(&self) -> impl Iterator<Item = PathBuf> {
         self.hierarchies.iter().map(UsableHierarchy::base)
     }
@@ -277,7 +277,7 @@ fn v2_parent(point: &Path, own: PathBuf, as_root: bool) -> PathBuf {
     if as_root && !is_delegated(&own) { point.to_owned() } else { own }
 }
 
-/// systemd marks delegated cgroups and does not touch their children.
+/// Whether systemd delegated the cgroup: it marks delegated cgroups and does not touch their children.
 fn is_delegated(group: &Path) -> bool {
     ["trusted.delegate", "user.delegate"].iter().any(|name| {
         let mut value = [0_u8; 8];
@@ -327,7 +327,7 @@ pub(super) fn foreign_processes(group: &Path) -> io::Result<usize> {
     Ok(suspects.len())
 }
 
-/// This process and its descendants.
+/// Returns this process and its descendants.
 pub(super) fn own_processes() -> io::Result<Vec<u32>> {
     let own = std::process::id();
     let descendants = ProcFs::system().descendants(own)?;

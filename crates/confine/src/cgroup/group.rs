@@ -20,7 +20,7 @@ use crate::limits::{
 use crate::process::{ProcFs, ProcessHandle, ProcessId};
 use crate::wait_until_ready;
 
-/// A cgroup of ours: created by [`super::CgroupManager::create`] or opened by [`super::CgroupManager::open`].
+/// One of our cgroups: created by [`super::CgroupManager::create`] or opened by [`super::CgroupManager::open`].
 ///
 /// Dropping it leaves the cgroup in the kernel; [`ProcessCgroup::remove`] removes it.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct CgroupDirectory {
 }
 
 impl CgroupManager {
-    /// Creates an empty cgroup with these limits. After an error nothing of it is left.
+    /// Creates an empty cgroup with these limits. After an error no part of it remains.
     pub fn create(&self, name: &str, limits: &CgroupLimits) -> Result<ProcessCgroup, CgroupError> {
         check_name(name)?;
         if !self.can_create() {
@@ -179,12 +179,12 @@ fn remove_directories(directories: &[CgroupDirectory]) {
 }
 
 impl ProcessCgroup {
-    /// Name by which [`super::CgroupManager::open`] finds the cgroup again.
+    /// Returns the name by which [`super::CgroupManager::open`] finds the cgroup again.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Directory in the hierarchy that tracks the processes.
+    /// Returns the directory in the hierarchy that tracks the processes.
     pub fn path(&self) -> &Path {
         &self.tracker().path
     }
@@ -353,7 +353,8 @@ impl ProcessCgroup {
         }
     }
 
-    /// Freezing is optional: without it the rounds still defeat everything but a fork bomb.
+    /// Freezes or thaws the cgroup. Freezing is optional: without it the rounds still defeat everything but a fork
+    /// bomb.
     fn freeze(&self, frozen: bool) {
         let Some(part) = self.directory_with(|hierarchy| hierarchy.freezer) else { return };
         let (file, value) = match (part.hierarchy.version, frozen) {
@@ -439,7 +440,7 @@ fn parse_populated(events: &str) -> bool {
 ///
 /// The cgroup of a job is named after the job's process, `run-PID-STARTED` or `worker-PID-STARTED`. If that process is
 /// gone and the cgroup is empty, its owner is gone too, or about to remove it. Such cgroups are therefore checked twice
-/// and removed if nothing changed: a living owner may still want to read how its job died.
+/// and removed if nothing changed: a living owner may still want to read the cause of its job's end.
 #[derive(Debug)]
 pub(crate) struct OrphanedCgroups {
     cgroups: CgroupManager,
@@ -455,7 +456,7 @@ impl OrphanedCgroups {
         Self { cgroups: cgroups.clone(), names, due: Instant::now() + ORPHANED_CGROUP_AGE }
     }
 
-    /// Time of the second check; `None` if there are no orphaned cgroups.
+    /// Returns the time of the second check; `None` if there are no orphaned cgroups.
     pub fn due(&self) -> Option<Instant> {
         (!self.names.is_empty()).then_some(self.due)
     }

@@ -94,7 +94,7 @@ impl ProcessCgroup {
     ///
     /// Uses the `dmem` controller of v2, from kernel 6.14 on: a supporting driver names its memory by regions such as
     /// `drm/0000:03:00.0/vram0`, and each cgroup has a limit for each region. Written after the kernel's documentation
-    /// and tested with directories of the same layout: no machine with such a driver was at hand.
+    /// and tested with directories of the same layout: no machine with such a driver was available.
     pub fn limit_device_memory(&self, limits: &[DeviceMemoryLimit]) -> Result<(), CgroupError> {
         let not = |why: String| CgroupError::NotEnforceable { limit: "GPU memory", why };
         if limits.is_empty() {
@@ -168,22 +168,22 @@ impl ProcessCgroup {
 }
 
 impl CgroupMeter {
-    /// Bytes of host memory in use, including file pages that stay in memory.
+    /// Returns the bytes of host memory in use, including file pages that stay in memory.
     pub fn host_memory(&self) -> Option<u64> {
         read_number(self.memory.as_deref()?)
     }
 
-    /// Number of processes that the kernel killed because the cgroup exceeded its memory limit.
+    /// Returns the number of processes that the kernel killed because the cgroup exceeded its memory limit.
     pub fn oom_kills(&self) -> Option<u64> {
         parse_oom_kills(&read_text(self.oom_kills.as_deref()?)?)
     }
 
-    /// Current number of processes and threads.
+    /// Returns the current number of processes and threads.
     pub fn processes(&self) -> Option<u64> {
         read_number(self.pids.as_deref()?)
     }
 
-    /// CPU time of all processes that the cgroup ever held.
+    /// Returns the CPU time of all processes that the cgroup ever held.
     pub fn cpu_time(&self) -> Option<Duration> {
         let (version, path) = self.cpu.as_ref()?;
         match version {
@@ -192,7 +192,7 @@ impl CgroupMeter {
         }
     }
 
-    /// Generation that counts CPU time.
+    /// Returns the generation that counts CPU time.
     pub fn cpu_time_version(&self) -> Option<CgroupVersion> {
         self.cpu.as_ref().map(|(version, _)| *version)
     }
@@ -236,14 +236,14 @@ impl MemoryCgroup {
         counts(own_directory(v2, &memberships).join(oom_kill_file(CgroupVersion::V2)))
     }
 
-    /// Number of processes that the kernel killed because the cgroup exceeded its limit; `None` once the cgroup is
-    /// gone.
+    /// Returns the number of processes that the kernel killed because the cgroup exceeded its limit; `None` once the
+    /// cgroup is gone.
     pub fn oom_kills(&self) -> Option<u64> {
         parse_oom_kills(&read_text(&self.oom_kills)?)
     }
 }
 
-/// Name of the file that counts processes killed for memory.
+/// Returns the name of the file that counts processes killed for memory.
 fn oom_kill_file(version: CgroupVersion) -> &'static str {
     match version {
         CgroupVersion::V1 => "memory.oom_control",

@@ -104,7 +104,7 @@ impl Job {
         self.process_group != JobProcessGroup::Own
     }
 
-    /// Takes our ends of the job's standard input, output and error, where pipes were requested.
+    /// Takes our ends of the job's standard input, output and error, if pipes were requested.
     pub fn take_streams(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>) {
         (self.guard.stdin.take(), self.guard.stdout.take(), self.guard.stderr.take())
     }
@@ -159,7 +159,7 @@ impl Job {
         }
     }
 
-    /// Waits for the job to end by itself, and kills it ([`Job::kill_and_wait`]) after the grace period.
+    /// Waits for the job to end on its own, and kills it ([`Job::kill_and_wait`]) after the grace period.
     pub fn wait_or_kill(&mut self, grace: Duration) -> Result<JobEnd, SpawnError> {
         let until = Instant::now() + grace;
         loop {
@@ -197,14 +197,14 @@ impl Job {
         self.receive(RecvFlags::DONTWAIT)
     }
 
-    /// Number of the job's processes that could not be killed at its end: they hang inside the kernel or belong to
-    /// another user. The supervisor continues to kill them.
+    /// Returns the number of the job's processes that could not be killed at its end: they hang inside the kernel or
+    /// belong to another user. The supervisor continues to kill them.
     pub fn stuck_processes(&self) -> u32 {
         self.stuck
     }
 
-    /// Number of the job's processes that the kernel killed because the cgroup exceeded its memory limit, known at the
-    /// end.
+    /// Returns the number of the job's processes that the kernel killed because the cgroup exceeded its memory limit,
+    /// known at the end.
     pub fn oom_kills(&self) -> u64 {
         self.oom_kills
     }

@@ -240,7 +240,7 @@ fn resume_descendants(guard: &Child) {
     }
 }
 
-/// Returns the next message of a starting supervisor; `None` after the timeout. Resumes the supervisor now and then,
+/// Returns the next message of a starting supervisor; `None` after the timeout. Resumes the supervisor at intervals,
 /// because it may have been stopped.
 fn receive_message(socket: &SupervisorSocket, resume: impl Fn()) -> Result<Option<SupervisorEvent>, SpawnError> {
     let deadline = Instant::now() + SUPERVISOR_START_TIMEOUT;

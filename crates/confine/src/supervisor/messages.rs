@@ -110,7 +110,7 @@ impl SupervisorSocket {
         let length = loop {
             match recv(&self.0, &mut bytes, flags) {
                 Ok((length, _)) => break length,
-                // Reset: the peer exited with unread messages of ours. Reported once, before its own messages.
+                // Reset: the peer exited without reading all our messages. Reported once, before its own messages.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -162,7 +162,7 @@ struct JobSupervisor {
     gate: OwnedFd,
     /// Reading end for the exec result; `None` once it is known.
     exec: Option<OwnedFd>,
-    /// Exit status of the job once it is reaped; its pid may mean another process from then on.
+    /// Exit status of the job once it is reaped; its pid may then belong to another process.
     ended: Option<WaitStatus>,
     exec_failed: bool,
 }
@@ -289,7 +289,7 @@ impl JobSupervisor {
         ControlFlow::Continue(())
     }
 
-    /// Called only before the job is reaped, so that its pid is still its own.
+    /// Forwards a signal to the job. Called only before the job is reaped, so that its pid is still its own.
     fn forward_signal(&self, number: i32) {
         let Some(signal) = Signal::from_named_raw(number) else {
             return;
@@ -334,7 +334,7 @@ impl JobSupervisor {
         });
     }
 
-    /// The next poll detects a starter that is gone.
+    /// Sends an event to the starter. Errors are ignored: the next poll detects a starter that is gone.
     fn report(&self, message: SupervisorEvent) {
         let _ = self.connection.socket.send(message);
     }
@@ -345,7 +345,7 @@ impl JobSupervisor {
 /// Pipes between the waiting process and its supervisor.
 #[derive(Debug)]
 struct ExecGate {
-    /// A byte opens the gate; end of file closes it for ever.
+    /// A byte opens the gate; end of file closes it permanently.
     opened: OwnedFd,
     /// Receives the error of a failed exec; a successful exec closes it.
     failure: OwnedFd,

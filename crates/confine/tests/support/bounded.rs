@@ -48,7 +48,7 @@ impl BoundedTestJob {
         excess
     }
 
-    /// Waits until the job has ended by itself, without reading its end yet: its cgroup still exists.
+    /// Waits until the job has ended on its own, without reading its end yet: its cgroup still exists.
     pub fn wait_for_its_end(&self) {
         let patience = Timespec { tv_sec: WAIT_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         let ready = poll(&mut [PollFd::new(&self.job, PollFlags::IN)], Some(&patience)).unwrap();

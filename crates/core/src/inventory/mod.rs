@@ -172,7 +172,7 @@ impl DeviceInventory {
         self.touched.add(id);
     }
 
-    /// Removes a device that holds nothing. Both its numbers become free for new devices.
+    /// Removes a device without leases. Both its numbers become free for new devices.
     pub fn forget_device(&mut self, id: DeviceId) {
         let Some(slot) = self.devices.remove(id.0) else { return };
         debug_assert!(slot.leases.is_empty() && slot.closure().is_some(), "device {id} is in use: {slot:?}");
@@ -329,7 +329,7 @@ pub(crate) struct NodeSlot {
     pub shape: NodeShapeId,
     /// Free thousandths over all devices that take new work.
     pub free_share: u32,
-    /// Number of devices that take new work and hold nothing.
+    /// Number of devices that take new work and have no promises.
     pub fully_free: u32,
     pub links: Vec<DeviceLink>,
     distances: Option<LinkDistances>,
@@ -491,7 +491,7 @@ impl DeviceSlot {
         ForeignLoadLevels { memory, utilization }
     }
 
-    /// Whether it takes new work and holds nothing.
+    /// Whether it takes new work and has no promises.
     pub fn is_fully_free(&self) -> bool {
         self.leases.is_empty() && self.closure().is_none()
     }

@@ -243,7 +243,7 @@ const PRESSURE_EXPONENT: f64 = 8.0;
 ///
 /// - **F**: growth of fragmentation, as in FGD.
 /// - **S**: growth of the GPU share that is stranded because the CPUs left cannot feed it at the workload's ratio. If
-///   tasks leave, CPUs come back: S then counts less, the more of the demand is for several GPUs at once, which needs
+///   tasks leave, CPUs are freed: S then counts less, the more of the demand is for several GPUs at once, which needs
 ///   empty nodes more than balanced ones.
 /// - **V**: value of the card beyond the part that the task takes; see [`card_values`].
 /// - **P**: demand for this model, for a task that may use several models. If tasks leave, only a truly scarce model is

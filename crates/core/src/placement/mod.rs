@@ -4,7 +4,7 @@
 //! - `best-fit`: the device with the least share left over after placing, then the least memory, then the lowest number.
 //! - `worst-fit`: the device with the most share left over, then the most memory, then the lowest number.
 //! - `round-robin`: the lowest-numbered device after the one used last, then from the start.
-//! - `load-balanced`: the lowest mean of measured utilization and promised share (the promised share alone where
+//! - `load-balanced`: the lowest mean of measured utilization and promised share (the promised share alone if
 //!   utilization is not reported), then the lowest number.
 //! - `least-used`: the lowest memory % + utilization %, each the larger of measured and promised, then the lowest
 //!   number.

@@ -99,11 +99,11 @@ impl Pool {
 
     fn remove_device(&mut self, device: DeviceId, out: &mut ApplyOutcome) {
         self.inventory.forget_device(device);
-        // Its number may go to another device, which was not used last.
+        // A new device may reuse the number, and that device was not the last one used.
         if self.counters.last_device == Some(device) {
             self.counters.last_device = None;
         }
-        // A request that could have used it may now claim less.
+        // A request that could have used the device may now claim less.
         self.needs_pass = true;
         out.rows.push(PoolRow::ForgetDevice(device));
     }
@@ -165,7 +165,7 @@ impl Pool {
     ) -> Result<CommandReply, CommandDenied> {
         self.set_cordon(device, CordonState::Cordoned, out)?;
         for lease in self.inventory.device(device).leases.clone() {
-            // An ended lease drains anyway.
+            // Fails only for an ended lease, which drains anyway.
             let _ended_already = self.revoke_lease(lease, grace, out);
         }
         Ok(CommandReply::Done)
@@ -205,8 +205,8 @@ impl Pool {
     /// Whether a waiting request may start once the device has this foreign load.
     ///
     /// If a request fits in the device's free share, thresholds and device memory decide. The load of a full device
-    /// matters in two ways: a request claims the hosts of devices below its thresholds, and shorter leases may pass it
-    /// if they end before such a device is certain to be free.
+    /// matters in two ways: a request claims the hosts of devices below its thresholds, and a shorter lease may pass
+    /// the request if it ends before such a device is certain to be free.
     fn may_unblock_waiters(&self, slot: &DeviceSlot, foreign: Option<ForeignLoad>) -> bool {
         let needs = &self.waiting_needs;
         let is_free = needs.fit_free_share(slot.free_share());
@@ -230,13 +230,12 @@ impl Pool {
 
     fn has_certain_release(&self, slot: &DeviceSlot) -> bool {
         let ends = |lease: &LeaseId| self.leases.get(lease).is_some_and(|lease| self.certain_end(lease).is_some());
-        // A closed device offers the share its leases leave as soon as it opens.
+        // Once a closed device opens, it offers the share that its leases leave free.
         self.waiting_needs.fit_free_share(Share::WHOLE.saturating_sub(slot.promised)) || slot.leases.iter().any(ends)
     }
 
-    /// Returns the foreign load after this reading. A reading from before the last change of leases, or one that was
-    /// attributed before it, shows a mixture, and a failed field shows nothing: then the previous value stays, known or
-    /// not.
+    /// Returns the foreign load after this reading. The previous value stays, known or not, if a field failed, or if
+    /// the reading or its attribution is older than the last change of leases and so shows a mixture.
     fn foreign_load_after(&self, device: DeviceId, reading: &DeviceReading) -> Option<ForeignLoad> {
         let slot = self.inventory.device(device);
         if slot.leases_changed_at.is_some_and(|changed| reading.at <= changed || !reading.includes_change_at(changed)) {
@@ -263,8 +262,8 @@ impl Pool {
         PromisedLoad { lease, memory, utilization: Percent::of_share(share) }
     }
 
-    /// Frees the device of draining leases whose processes are all gone, by a complete list of processes that was taken
-    /// and attributed after their end.
+    /// Frees the device of draining leases whose processes are all gone, as shown by a complete list of processes that
+    /// was taken and attributed after the leases ended.
     fn free_drained_leases(&mut self, device: DeviceId, reading: &DeviceReading, out: &mut ApplyOutcome) {
         let Some(processes) = &reading.processes else { return };
         if processes.iter().any(|process| process.attribution == ProcessAttribution::Unknown) {
@@ -286,7 +285,7 @@ impl Pool {
         }
     }
 
-    /// Changes a device, reports when that opens or closes it, and requests a pass if its free share grows.
+    /// Changes a device, reports whether that opens or closes the device, and requests a pass if its free share grows.
     pub(super) fn change_device(
         &mut self,
         device: DeviceId,

@@ -47,7 +47,7 @@ impl Pool {
             }
         };
         if placement.is_none() && waiters_may_go && wait_denial(self).is_some() {
-            // Earlier waiters may start because of changes in this batch, and claim nothing more once they have.
+            // Changes in this batch may let earlier waiters start, and a waiter that has started claims nothing more.
             self.serve_waiters(out);
             let fairness = self.owners.fairness_of(terms.owner, &self.policies);
             placement = self.find_on_arrival(&terms, fairness);
@@ -197,7 +197,7 @@ impl Pool {
         let owner = self.owners.get_or_open(&owner, self.now);
         let row = self.owners.set_held(owner, self.now, self.policies.period, |held| change(held, share));
         out.rows.push(PoolRow::Usage(row));
-        // A reached quota removes the claims of its owner's waiters, a quota with room lets them start; fair share
+        // A reached quota removes the claims of the owner's waiters, and a quota with room lets them start. Fair share
         // changes the order.
         let quota = self.policies.quota_of(&self.owners.get(owner).name);
         self.needs_pass |= quota.held.is_some() || quota.share_hours.is_some();
@@ -286,7 +286,7 @@ impl Pool {
                 let at = lease.revoke_at.map_or(at, |before| before.min(at));
                 if lease.revoke_at != Some(at) {
                     lease.revoke_at = Some(at);
-                    // A certain end may let a short lease start before those who wait for it.
+                    // A certain end may let a short lease start before the requests that wait for this lease.
                     self.needs_pass = true;
                     out.effects.push(PoolEffect::Revoking { lease: id, at });
                     self.set_deadline(id);

@@ -3,8 +3,8 @@
 //! Commands come in batches: deadlines apply first, then each command, then one pass serves the queue.
 //!
 //! Each command has one function: facts in `facts.rs`, the life of a lease in `leases.rs`. `schedule.rs` decides which
-//! request is next, [`crate::placement`] where it goes, `view.rs` shows the pool and explains waits, and `restore.rs`
-//! rebuilds a pool from rows.
+//! request is next, [`crate::placement`] chooses its devices, `view.rs` shows the pool and explains waits, and
+//! `restore.rs` rebuilds a pool from rows.
 
 mod facts;
 mod leases;
@@ -53,9 +53,9 @@ pub enum PoolCommand {
     },
     /// A node is not reachable: no new work until it is seen again.
     NodeLost { node: NodeId },
-    /// Remove a device that is gone and holds nothing. If it comes back, it is a new device.
+    /// Remove a device that is gone and has no lease. If it returns, it is a new device.
     ForgetDevice { device: DeviceId },
-    /// Remove a node that is down and holds nothing, with its devices. If it comes back, it is a new node.
+    /// Remove a node that is down and has no lease, with its devices. If it returns, it is a new node.
     ForgetNode { node: NodeId },
     /// Links between the devices of a node; replaces the known ones.
     Links { node: NodeId, links: Vec<DeviceLink> },
@@ -66,15 +66,15 @@ pub enum PoolCommand {
 
     /// A request. Repeated with the same key and owner, it is granted once.
     Request { request: Arc<Request>, key: Option<Arc<str>> },
-    /// A waiter asks for its lease, which keeps it in the queue.
+    /// A heartbeat of a waiter, which keeps it in the queue.
     Follow { lease: LeaseId },
     /// Accept an offer.
     Confirm { lease: LeaseId, token: Token },
-    /// A heartbeat.
+    /// A heartbeat of a granted lease.
     Renew { lease: LeaseId, token: Token },
     /// A process or connection keeps the lease alive from now on, without heartbeats.
     Attach { lease: LeaseId, token: Token, holder: LeaseHolder },
-    /// That process or connection is gone; it may come back within the grace period.
+    /// The holder of a lease is gone; it may return within the grace period.
     HolderGone { lease: LeaseId, grace: Millis },
     /// The owner releases the lease or stops waiting. Repeating it is harmless.
     Release { lease: LeaseId },

@@ -33,7 +33,7 @@ pub enum RestoreError {
     Policies(#[from] crate::request::FieldError),
 }
 
-/// Last row about each thing.
+/// Last row of each entity.
 #[derive(Default)]
 struct LatestRows {
     nodes: BTreeMap<NodeId, NodeRow>,
@@ -87,7 +87,7 @@ impl LatestRows {
     }
 }
 
-/// Whether the numbers of a lease leave room to count on.
+/// Whether the numbers of a lease are far enough from an overflow.
 fn has_valid_numbers(row: &LeaseRow) -> bool {
     let token = row.token.map_or(0, |token| token.0);
     row.id.0.max(row.seq).max(token) < limits::MAX_COUNT

@@ -81,7 +81,7 @@ impl Pool {
         }
         let mut passed = PassedClasses::default();
         for (class, owner) in ahead {
-            // The last pass may have ended before this class, and facts may have changed since.
+            // The last pass may have ended before it reached this class, and facts may have changed since.
             self.classes.refresh(class, &self.inventory);
             if !passed.classes.contains(&class) && self.quota_excess(owner, class).is_none() {
                 passed.add(class, self.classes.get(class), &self.inventory);
@@ -92,7 +92,8 @@ impl Pool {
 
     /// Grants every waiting request that can start now.
     pub(super) fn serve_waiters(&mut self, out: &mut ApplyOutcome) {
-        // A pass requests another one only by a grant that changed a quota or the order, so this ends with the queue.
+        // A pass requests another one only if a grant changed a quota or the order, so the loop ends at the latest when
+        // the queue is empty.
         while std::mem::take(&mut self.needs_pass) && !self.queue.is_empty() {
             self.run_pass(out);
         }
@@ -149,8 +150,8 @@ impl Pool {
         }
     }
 
-    /// Finds a placement for `class` outside everything that the passed classes could use; else outside everything that
-    /// classes could use which may start before the lease is certain to end.
+    /// Finds a placement for `class` that avoids everything the passed classes could use. If there is none, ignores
+    /// passed classes that cannot start before the lease is certain to end.
     fn find_past_waiters(
         &mut self,
         class: RequestClassId,
@@ -283,7 +284,7 @@ impl Pool {
         class.waiter_count += 1;
     }
 
-    /// Whether it may start even if all GPUs are reserved: it needs none, or is certain to end.
+    /// Whether a request may start although all free GPUs are reserved: it needs none, or its lease is certain to end.
     fn is_free_gpu_optional(&self, id: LeaseId, class: RequestClassId) -> bool {
         let request = &self.leases[&id].request;
         self.classes.get(class).shape.gpus == 0 || self.policies.policy_for(request).hold_limit(request).is_some()
@@ -348,7 +349,7 @@ impl Pool {
 
 // Certain starts of waiting classes, which backfill must not delay.
 //
-// Only promised ends count (`max_duration`, an announced revocation), never a heartbeat, which may go on.
+// Only promised ends count (`max_duration`, an announced revocation), not the ttl, which heartbeats extend.
 
 impl Pool {
     /// Returns the time at which a class is certain to find a place, by certain ends only; `None` if there is none.

@@ -264,7 +264,7 @@ impl Pool {
         let owner = self.owners.find(&lease.request.owner)?;
         let priority = lease.request.priority.saturating_add(policy.priority_boost);
         let ahead = self.queue.count_ahead_of((owner, class), priority, lease.seq);
-        // The last pass may have ended before this class, and facts may have changed since.
+        // The last pass may have ended before it reached this class, and facts may have changed since.
         let class = &self.classes.get_fresh(class, &self.inventory);
 
         let mut reasons = Vec::new();
@@ -338,7 +338,7 @@ impl Pool {
                 && slot.unpromised_memory() >= need.memory
                 && class.shape.max_allocations.is_none_or(|most| slot.leases.len() < usize::from(most));
             if !room {
-                // `now` stands for draining devices, whose end is not certain.
+                // `now` means a draining device, whose end is not certain.
                 let due = self.device_free_at(need, device, slot).filter(|due| *due > self.now);
                 shortages.first_due = [shortages.first_due, due].into_iter().flatten().min();
                 continue;

@@ -239,7 +239,7 @@ fn inconsistent_policies_are_replaced_by_the_given_ones() {
         Policies { fallback: RequestPolicy { max_allocations: Some(0), ..policy("x") }, ..Policies::default() };
     test.rows.push(PoolRow::Policies(Box::new(senseless)));
     let bad = test.restart();
-    assert_eq!(bad[0].to_string(), "policies row: policy.max_allocations: \"0\" is not allowed, it must be at least 1");
+    assert_eq!(bad[0].to_string(), "policies row: policy.max_allocations: \"0\" is not allowed; it must be at least 1");
     assert_eq!(*test.pool.policies(), Policies::unlimited());
 }
 

@@ -238,5 +238,5 @@ fn a_request_with_isolation_gets_a_device_that_supports_it() {
 #[test]
 fn a_refusal_names_the_policy_the_field_the_value_and_what_is_allowed() {
     let refused = PoolFixture::under(Policies::default(), 1).expect_denied(part(50)).to_string();
-    assert_eq!(refused, r#"policy "default": fraction: 0.05 is not allowed, it must be at least 0.1"#);
+    assert_eq!(refused, r#"policy "default": fraction: 0.05 is not allowed; it must be at least 0.1"#);
 }

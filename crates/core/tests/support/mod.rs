@@ -166,7 +166,7 @@ impl PoolFixture {
         test
     }
 
-    /// As [`PoolFixture::of`], with devices that are free only once processes are gone.
+    /// Same as [`PoolFixture::of`], with devices that are free only once processes are gone.
     pub fn draining(count: usize, patience: Millis) -> Self {
         let mut test = Self::with(
             PoolSettings { drain: DrainMode::WhenGone { patience }, ..PoolSettings::default() },
@@ -251,7 +251,7 @@ impl PoolFixture {
         self.effects = effects;
     }
 
-    /// Advances the clock while waiters ask and holders renew.
+    /// Advances the clock while waiters send heartbeats and holders renew.
     pub fn advance_with_heartbeats(&mut self, time: Millis) {
         let end = self.now.after(time);
         while self.now < end {

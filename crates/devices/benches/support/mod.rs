@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use gpupool_devices::{AmdSysfsSource, SourcePaths};
 
-/// How many cards it has.
+/// Number of cards.
 pub const CARDS: u32 = 8;
 
 /// A machine with AMD cards, as files in memory.
 pub struct Tree(tempfile::TempDir);
 
 impl Tree {
-    /// With so many processes, of which every fiftieth computes.
+    /// Creates a machine with this many processes, of which every fiftieth computes.
     pub fn new(processes: u32) -> Self {
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -27,7 +27,7 @@ impl Tree {
         tree
     }
 
-    /// The source that reads it.
+    /// Returns the source that reads the machine.
     pub fn source(&self) -> AmdSysfsSource {
         AmdSysfsSource::new(&SourcePaths { sys: self.path("sys"), proc: self.path("proc"), ..SourcePaths::default() })
     }

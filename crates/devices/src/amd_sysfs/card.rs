@@ -25,7 +25,7 @@ const READINGS_PER_ERROR_COUNT: u32 = 60;
 #[derive(Debug)]
 pub(crate) struct CardReader {
     pub card: DrmCard,
-    /// Whether the files are copies, so that reading them wakes nothing.
+    /// Whether the files are copies, so that reading them wakes no device.
     pub is_captured: bool,
     runtime_status: PathBuf,
     power_state: PathBuf,
@@ -75,7 +75,7 @@ impl CardReader {
         self.facts.as_ref()?.compute_partition.clone()
     }
 
-    /// Reads the card; the second value tells whether a known file is gone.
+    /// Reads the card; the second value is whether a known file is gone.
     pub(super) fn read(&mut self, reading: &mut SourceReading) -> (DetectedDevice, bool) {
         let asleep = self.is_asleep();
         let may_read = !asleep || self.is_captured;
@@ -415,7 +415,7 @@ mod tests {
         let tree = SysfsTree::new();
         tree.amd_card(0, "0000:03:00.0", 0x744c);
         tree.file(&format!("{DEVICE}/power/runtime_status"), "suspended\n");
-        // Opening a pipe without a writer blocks for ever.
+        // Opening a pipe without a writer blocks forever.
         let files = ["unique_id", "mem_info_vram_total", "mem_info_vram_used", "gpu_busy_percent", "gpu_metrics"];
         for file in files.into_iter().chain(["product_name", "hwmon/hwmon5/temp1_input", "hwmon/hwmon5/temp1_label"]) {
             let path = tree.path(&format!("{DEVICE}/{file}"));

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A table of a version with two-byte numbers at some offsets and all ones elsewhere.
+    /// Creates a table of a version with two-byte numbers at some offsets and all ones elsewhere.
     fn table(format: u8, content: u8, size: u16, fields: &[(usize, u16)]) -> Vec<u8> {
         let mut bytes = vec![0xff; usize::from(size)];
         bytes[..2].copy_from_slice(&size.to_le_bytes());
@@ -146,7 +146,7 @@ mod tests {
         bytes
     }
 
-    /// Each field of the table.
+    /// Parses a table that must be valid.
     fn parse(bytes: &[u8]) -> GpuMetrics {
         let metrics = super::parse(bytes);
         GpuMetrics {

@@ -100,7 +100,7 @@ impl AmdInventory {
         self.scanner
     }
 
-    /// Reads every device; the second value tells whether a known file is gone.
+    /// Reads every device; the second value is whether a known file is gone.
     pub(super) fn read(&mut self) -> (SourceReading, bool) {
         let mut reading = SourceReading { links: self.links.clone(), ..SourceReading::default() };
         for warning in &self.warnings {

@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(device.processes.value().unwrap()[0].pid, 900);
     }
 
-    /// A card in four partitions, of which all but the first are devices without a PCI address.
+    /// Creates a card in four partitions, of which all but the first are devices without a PCI address.
     fn partitioned_card(tree: &SysfsTree) {
         tree.amd_card(0, "0000:0a:00.0", 0x74a1);
         tree.file("class/drm/card0/device/current_compute_partition", "QPX\n");
@@ -272,7 +272,7 @@ mod tests {
             tree
         }
 
-        /// Paths for the source.
+        /// Returns the paths for the source.
         pub(super) fn paths(&self) -> SourcePaths {
             SourcePaths { sys: self.path(""), proc: self.0.path().join("proc"), ..SourcePaths::default() }
         }
@@ -297,7 +297,7 @@ mod tests {
             std::os::unix::fs::symlink(target, path).unwrap();
         }
 
-        /// Makes a file that cannot be read: nothing is mapped at the start of its target.
+        /// Makes a file unreadable: no memory is mapped at the start of its target.
         pub(super) fn refuse(&self, path: &str) {
             self.link(path, "/proc/self/mem");
         }
@@ -311,7 +311,8 @@ mod tests {
             }
         }
 
-        /// Card `number` with the usual files of amdgpu: 16 GiB, 1 GiB of it used, 37 % busy, 61 °C, 42.5 of 300 W.
+        /// Creates card `number` with the usual files of amdgpu: 16 GiB, 1 GiB of it used, 37 % busy, 61 °C, 42.5 of
+        /// 300 W.
         pub(super) fn amd_card(&self, number: u32, pci: &str, device: u16) {
             let card = format!("class/drm/card{number}/device");
             self.file(
@@ -340,7 +341,7 @@ mod tests {
             self.folder(&format!("{card}/drm/renderD{}", 128 + number));
         }
 
-        /// A GPU node of the compute topology.
+        /// Creates a GPU node of the compute topology.
         pub(super) fn kfd_gpu(&self, number: u32, properties: &str, gpu_id: u32, vram: u64) {
             let node = format!("class/kfd/kfd/topology/nodes/{number}");
             let properties = format!("cpu_cores_count 0\nsimd_count 64\nvendor_id 4098\n{properties}\n");
@@ -349,7 +350,7 @@ mod tests {
             self.file(&format!("{node}/mem_banks/0/properties"), format!("heap_type 1\nsize_in_bytes {vram}\n"));
         }
 
-        /// A CPU node of the compute topology.
+        /// Creates a CPU node of the compute topology.
         pub(super) fn kfd_cpu(&self, number: u32) {
             self.file(
                 &format!("class/kfd/kfd/topology/nodes/{number}/properties"),
@@ -357,7 +358,7 @@ mod tests {
             );
         }
 
-        /// A link between two nodes of the compute topology.
+        /// Creates a link between two nodes of the compute topology.
         pub(super) fn kfd_link(&self, from: u32, kind: &str, number: u32, content: &str) {
             let path = format!("class/kfd/kfd/topology/nodes/{from}/{kind}/{number}/properties");
             self.file(&path, format!("node_from {from}\n{content}\n"));

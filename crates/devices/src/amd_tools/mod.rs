@@ -71,7 +71,7 @@ impl DeviceSource for AmdSmiSource {
     fn read(&mut self) -> Result<SourceReading, SourceError> {
         let metric = match self.run_command("metric") {
             Ok(metric) => Ok(metric),
-            // Devices without readings are better than none, as long as the tool works.
+            // Devices without readings are better than no devices if the tool works.
             Err(error @ (SourceError::Driver(_) | SourceError::Malformed { .. })) => Err(error),
             Err(error) => {
                 self.facts = None;
@@ -103,8 +103,8 @@ impl DeviceSource for AmdSmiSource {
     }
 }
 
-/// Flag sets for a reading, richest first. An older version refuses all flags if it does not know one. Every version
-/// knows `-a`, which is the slowest.
+/// Flag sets for a reading, richest first. An older version refuses all flags if one is unknown. Every version
+/// supports `-a`, which is the slowest.
 const FLAG_SETS: [&[&str]; 3] = [&ALL_FLAGS, ALL_FLAGS.split_at(1).1, &["-a", "--showmeminfo", "all", "--json"]];
 
 /// All useful flags, the newest first.
@@ -213,7 +213,7 @@ mod tests {
     use std::path::Path;
     use std::time::Duration;
 
-    /// A tool that is a shell script with this body; `$1` is its first argument.
+    /// Installs a tool that is a shell script with this body; `$1` is its first argument.
     fn tool(folder: &Path, body: &str) -> VendorTool {
         let script = format!("#!/bin/sh\necho \"$1\" >> {}/runs\n{body}\n", folder.display());
         VendorTool::new(tool::install_script(folder, &script), Duration::from_secs(60))

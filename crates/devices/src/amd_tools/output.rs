@@ -174,7 +174,7 @@ fn with_quoted_nan(text: &str) -> String {
             _ if escaped => escaped = false,
             '\\' if in_string => escaped = true,
             '"' => in_string = !in_string,
-            // A stray quote in a warning must not invert the rest: no JSON string spans lines.
+            // An unpaired quote in a warning must not invert the rest: no JSON string spans lines.
             '\n' => in_string = false,
             _ => {}
         }

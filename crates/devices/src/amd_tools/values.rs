@@ -187,7 +187,7 @@ pub(crate) fn complete_devices(reading: &mut SourceReading, partitions: &[Report
     }
 }
 
-/// Marks devices with the same PCI address as partitions, and those whose mode says so.
+/// Marks devices with the same PCI address as partitions, and those in a partition mode.
 fn mark_partitions(devices: &mut [DetectedDevice], partitions: &[ReportedPartition]) {
     let mut at: BTreeMap<PciAddress, u16> = BTreeMap::new();
     for address in devices.iter().filter_map(|device| device.pci) {

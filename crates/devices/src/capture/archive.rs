@@ -43,7 +43,7 @@ pub(super) fn unpack(path: &Path, bytes: &[u8]) -> Result<UnpackedContent, Captu
     }
 }
 
-/// Returns the archive's only folder, or the root where there are several entries.
+/// Returns the archive's only folder, or the root if there are several entries.
 pub(super) fn content_root(unpacked: &Path) -> PathBuf {
     let mut entries = std::fs::read_dir(unpacked).into_iter().flatten().filter_map(Result::ok);
     match (entries.next(), entries.next()) {
@@ -52,7 +52,7 @@ pub(super) fn content_root(unpacked: &Path) -> PathBuf {
     }
 }
 
-/// A lone `sys` or `proc` is not a wrapping folder.
+/// Whether a folder is the root of a tree: a lone `sys` or `proc` is not a wrapping folder.
 fn is_tree_root(folder: &Path) -> bool {
     matches!(folder.file_name().and_then(|name| name.to_str()), Some("sys" | "proc"))
 }

@@ -236,7 +236,7 @@ impl CaptureFormat {
         self.0.name
     }
 
-    /// Whether the format is one of folders.
+    /// Whether this is a format of folders.
     pub fn is_tree(self) -> bool {
         matches!(self.0.reader, FormatReader::Tree { .. })
     }
@@ -254,7 +254,7 @@ impl CaptureFormat {
         Self::all().find(|format| format.matches(text))
     }
 
-    /// Parses a text; `None` for a format of folders.
+    /// Parses a text; `None` if this is a format of folders.
     pub fn parse(self, text: &str) -> Option<Result<SourceReading, SourceError>> {
         match self.0.reader {
             FormatReader::Text { parse, .. } => Some(parse(text)),
@@ -262,7 +262,7 @@ impl CaptureFormat {
         }
     }
 
-    /// Reads a folder; `None` if it contains no such tree or the format is one of texts.
+    /// Reads a folder; `None` if it contains no such tree or this is a format of texts.
     pub fn read_tree(self, folder: &Path) -> Option<Result<SourceReading, SourceError>> {
         match self.0.reader {
             FormatReader::Tree { looks_like, read } if looks_like(folder) => Some(read(folder)),

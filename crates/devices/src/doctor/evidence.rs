@@ -1,4 +1,4 @@
-//! State of a machine as plain data. Anything unreadable is recorded as such and stops nothing.
+//! State of a machine as plain data. Unreadable parts are recorded as unreadable, and the others are still gathered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -25,7 +25,7 @@ pub struct SourceResult {
     pub result: Result<SourceReading, SourceError>,
 }
 
-/// Everything the doctor knows about a machine.
+/// Everything that the doctor evaluates about a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DoctorEvidence {
     /// Display adapters and accelerators on the PCI bus.

@@ -1,7 +1,7 @@
 //! Redaction of bundled files: only listed fields of tool output remain, and the host's name is replaced.
 //!
 //! A bundle leaves the machine, and future versions of a tool may print new fields. So redaction does not search for
-//! secrets; it drops every field that is not known to be harmless. UUIDs tell devices apart in a report, so they stay
+//! secrets; it drops every field that is not known to be harmless. UUIDs distinguish devices in a report, so they stay
 //! by default; otherwise each is replaced by the same fake UUID in every file.
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub struct RedactionOptions {
 }
 
 impl Default for RedactionOptions {
-    /// Keeps UUIDs: a report needs to tell devices apart, and a UUID does not identify the machine's owner.
+    /// Keeps UUIDs: a report needs to distinguish devices, and a UUID does not identify the machine's owner.
     fn default() -> Self {
         Self { identities: true, uuids: false }
     }

@@ -14,7 +14,7 @@ use crate::source_reading::SourceReading;
 /// Name of this format in messages.
 pub(super) const NAME: &str = "nvidia-smi --query-gpu";
 
-/// Path of a field in the tree, and its unit where neither header nor cell has one. The tool is queried for the first
+/// Path of a field in the tree, and its unit if neither header nor cell has one. The tool is queried for the first
 /// [`QUERIED_FIELDS`]; the others occur in captured tables.
 const FIELD_PATHS: [(&str, &[&str], &str); 29] = [
     ("index", &["index"], ""),
@@ -103,7 +103,7 @@ fn element_from_row(fields: &[CsvField], row: &[String]) -> XmlElement {
     gpu
 }
 
-/// Returns the fields to query where the tool does not print XML, as far as it knows them.
+/// Returns the fields to query from a tool that does not print XML, as far as it supports them.
 pub(super) fn queried_fields() -> impl Iterator<Item = &'static str> {
     FIELD_PATHS[..QUERIED_FIELDS].iter().map(|(name, ..)| *name)
 }
@@ -331,7 +331,7 @@ fn split_cells(line: &str, separator: char) -> Vec<String> {
     }
 }
 
-// `nvidia-smi --help-query-gpu`: the fields that a driver knows.
+// `nvidia-smi --help-query-gpu`: the fields that a driver supports.
 
 /// Returns the names of the fields in all spellings: `"name" or "gpu_name"` is both.
 pub(crate) fn parse_help_fields(text: &str) -> Vec<&str> {

@@ -81,7 +81,7 @@ enum ToolMessage {
     /// A message about one device, named in the line.
     Device,
     NoDevices,
-    /// A notice that changes nothing.
+    /// A notice that is ignored.
     Notice,
     Mismatch,
     NotLoaded,
@@ -176,7 +176,7 @@ impl ToolMessage {
     }
 }
 
-/// Returns the name of the field that the tool does not know.
+/// Returns the name of the field that the tool does not support.
 pub(crate) fn unknown_field(error: &SourceError) -> Option<&str> {
     let SourceError::Malformed { problem, .. } = error else { return None };
     let (_, rest) = problem.split_once('"').filter(|(before, _)| before.trim().eq_ignore_ascii_case("field"))?;

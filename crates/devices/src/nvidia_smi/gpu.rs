@@ -94,7 +94,7 @@ pub(crate) fn parse_memory(element: &XmlElement, driver: Option<&str>) -> Memory
     MemoryReading { total: amount("total"), used: amount("used"), reserved, used_means, ..MemoryReading::default() }
 }
 
-/// Since version 510 the tool shows reserved memory separately from used memory.
+/// Returns whether used memory includes reserved memory. Since version 510 the tool shows the two separately.
 fn used_memory_scope<T>(reserved: &Reported<T>, driver: Option<&str>) -> UsedMemoryScope {
     if reserved.value().is_some() {
         return UsedMemoryScope::WithoutReserved;
@@ -106,7 +106,8 @@ fn used_memory_scope<T>(reserved: &Reported<T>, driver: Option<&str>) -> UsedMem
     }
 }
 
-/// Does not apply to a GPU in MIG mode: inside an instance the tool hides the memory of the GPU.
+/// Whether a device has no memory of its own. Wrong for a GPU in MIG mode: inside an instance the tool hides the memory
+/// of the GPU.
 fn lacks_own_memory(memory: &MemoryReading) -> bool {
     matches!(memory.total, Reported::Unsupported(_)) && !memory.total.is_absent()
 }
@@ -159,7 +160,7 @@ pub(crate) fn parse_processes(gpu: &XmlElement) -> Reported<Vec<DeviceProcess>> 
     list_processes(gpu, |_| true)
 }
 
-/// Returns the processes of one instance; a value only where every process of the GPU reports its instance.
+/// Returns the processes of one instance; a value only if every process of the GPU reports its instance.
 pub(crate) fn processes_in_instance(
     gpu: &XmlElement,
     gpu_instance: u32,
@@ -220,7 +221,7 @@ fn parse_activity(letters: &str) -> ProcessActivity {
 
 // Health of a GPU.
 
-/// Returns the health of a GPU; `None` where the tree has neither values nor health fields.
+/// Returns the health of a GPU; `None` if the tree has neither values nor health fields.
 ///
 /// Counted errors leave a GPU healthy, because their rows were remapped. A failed remapping or a required reset makes
 /// it unhealthy.
@@ -295,7 +296,7 @@ fn contains_message(gpu: &XmlElement, words: &str) -> bool {
 
 /// Returns the driver's message if most values of the GPU failed.
 ///
-/// A single failed value is a broken sensor, and missing permission says nothing about the GPU.
+/// A single failed value is a broken sensor, and missing permission is no fault of the GPU.
 fn read_failure(found: &DetectedDevice) -> Option<&str> {
     fn failure<T>(reported: &Reported<T>) -> Option<&str> {
         match reported {
@@ -378,7 +379,7 @@ pub(crate) fn find_first<T>(element: &XmlElement, paths: &[&[&str]], parse: impl
 
 // Numbers with units, as written by `nvidia-smi`. A number without its unit may be truncated, so it is rejected.
 
-/// Parses an amount of memory: `81920 MiB`. All ones, in bytes or in the unit, mean that the driver does not know.
+/// Parses an amount of memory: `81920 MiB`. All ones, in bytes or in the unit, mean that the driver reports no value.
 pub(crate) fn parse_memory_amount(text: &str) -> Reported<Bytes> {
     const UNKNOWN_FROM: u64 = u64::MAX - (1 << 20);
     match parse_with_unit(text, |text| amounts::parse_bytes(text, "")) {

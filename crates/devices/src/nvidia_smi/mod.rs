@@ -75,7 +75,7 @@ impl NvidiaSmi {
         self.tool.run(arguments).map(output_text)
     }
 
-    /// Queries all devices with one run of the tool where possible.
+    /// Queries all devices with one run of the tool if possible.
     fn query_devices(&mut self) -> Result<SourceReading, SourceError> {
         let result = xml::parse(&self.run(&["-q", "-x"])?);
         match result {
@@ -109,7 +109,7 @@ impl NvidiaSmi {
         reading
     }
 
-    /// Queries the devices as a table, without the fields that the tool does not know.
+    /// Queries the devices as a table, without the fields that the tool does not support.
     fn query_table(&mut self) -> Result<SourceReading, SourceError> {
         let mut fields = match self.fields.take() {
             Some(fields) => fields,

@@ -142,7 +142,7 @@ fn parse_cell(word: &str) -> TopologyCell {
     }
 }
 
-/// Removes terminal codes for colour and underline, also where copying lost their first character.
+/// Removes terminal codes for colour and underline, even if copying lost their first character.
 fn strip_terminal_codes(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;

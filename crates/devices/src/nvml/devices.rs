@@ -184,7 +184,7 @@ pub(super) struct DeviceReader<'a> {
 }
 
 impl DeviceReader<'_> {
-    /// Reads the values, and returns the worst error scope. Fails only where the driver as a whole fails.
+    /// Reads the values, and returns the worst error scope. Fails only if the driver as a whole fails.
     pub(super) fn read(mut self, device: &OpenedDevice) -> NvmlResult<(Vec<DetectedDevice>, ErrorScope)> {
         let mut found = Vec::with_capacity(1 + device.instances.len());
         let mut whole = device.facts.clone();
@@ -327,7 +327,7 @@ impl Default for ProcessBuffer {
 }
 
 impl ProcessBuffer {
-    /// Returns all processes of a device. Fails where the list is incomplete.
+    /// Returns all processes of a device. Fails if the list is incomplete.
     fn running_processes(&mut self, library: &NvmlLibrary, device: DeviceHandle) -> NvmlResult<Vec<DeviceProcess>> {
         let functions = library.functions();
         let newest = &functions.nvmlDeviceGetComputeRunningProcesses_v3;
@@ -497,7 +497,7 @@ pub(super) struct KnownDevice {
 }
 
 impl KnownDevices {
-    /// Updates the facts of an open device, and completes its identity where it is unknown at the moment.
+    /// Updates the facts of an open device, and completes its identity if it is unknown at the moment.
     pub(super) fn update(&mut self, facts: &mut DetectedDevice, instances: Vec<DetectedDevice>) {
         let unidentified = facts.uuid.is_none() && facts.pci.is_none();
         let is_it = |device: &&mut KnownDevice| {

@@ -32,7 +32,7 @@ unsafe impl Send for NvmlEventSet {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NvmlMemory {
     pub total: u64,
-    /// Memory reserved by the driver; `None` where it is part of `used`.
+    /// Memory reserved by the driver; `None` if it is part of `used`.
     pub reserved: Option<u64>,
     pub used: u64,
 }
@@ -148,7 +148,7 @@ impl NvmlLibrary {
         read_output(empty, |rates| unsafe { call(device.0, rates) }).map(|rates| rates.gpu)
     }
 
-    /// Returns the temperature in °C, by the older function or, where that is missing, by the newer one.
+    /// Returns the temperature in °C, by the older function or, if that is missing, by the newer one.
     pub(super) fn temperature(&self, device: DeviceHandle) -> NvmlResult<i32> {
         let sensor = nvml::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
         let older = available(&self.functions().nvmlDeviceGetTemperature)
@@ -329,7 +329,7 @@ fn query_number<T: Default, E>(function: &Result<NumberCall<T>, E>, device: Devi
 
 fn query_indexed<T, E>(function: &Result<LinkCall<T>, E>, device: DeviceHandle, which: u32, empty: T) -> NvmlResult<T> {
     let call = available(function)?;
-    // SAFETY: the function writes what its type says.
+    // SAFETY: the function writes the struct of its type.
     read_output(empty, |value| unsafe { call(device.0, which, value) })
 }
 
@@ -413,7 +413,7 @@ impl NvmlCode {
         }
     }
 
-    /// Returns the scope of an error from opening a device, where an unknown error blames the device.
+    /// Returns the scope of an error from opening a device. Here an unknown error concerns the device.
     pub(super) fn scope_at_opening(self) -> ErrorScope {
         match self {
             Self::UNKNOWN | Self::IRQ_ISSUE | Self::INSUFFICIENT_POWER => ErrorScope::Device,

@@ -26,7 +26,7 @@ use crate::source::{DeviceSource, SourceError, SourceKind};
 use crate::source_reading::{DetectedLink, SourceReading};
 use crate::{limits, pci_bus};
 
-/// Name of the library on Linux, and the name where only development files are installed.
+/// Name of the library on Linux, and its name if only development files are installed.
 const LIBRARY_NAME: &str = "libnvidia-ml.so.1";
 const DEVELOPMENT_NAME: &str = "libnvidia-ml.so";
 
@@ -184,7 +184,7 @@ impl NvmlSession {
         }
     }
 
-    /// Reads all present devices. Fails only where the driver as a whole fails.
+    /// Reads all present devices. Fails only if the driver as a whole fails.
     fn read(&mut self, known: &mut KnownDevices) -> NvmlResult<SourceReading> {
         let mut reading = SourceReading::default();
         let count = self.library.device_count()?;
@@ -290,7 +290,7 @@ impl NvmlSession {
             match self.library.next_event(events) {
                 Ok(Some(event)) => self.handle_xid(event, known, reading),
                 Ok(None) => return,
-                // A failure to read events says nothing about the devices.
+                // A failure to read events is no fault of the devices.
                 Err(code) => return reading.warn(format!("cannot read driver events: {}", code.description())),
             }
         }
@@ -332,7 +332,7 @@ impl UnopenedDevice {
         let health = match code.scope_at_opening() {
             ErrorScope::Presence => Some(DeviceHealth::Lost),
             ErrorScope::Device => Some(DeviceHealth::Unhealthy(code.description().into())),
-            // Missing permission says nothing about the device.
+            // Missing permission is no fault of the device.
             ErrorScope::Field | ErrorScope::Driver => None,
         };
         match index {

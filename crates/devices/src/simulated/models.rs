@@ -133,8 +133,8 @@ fn unknown_model(asked: &str, wanted: &str) -> UnknownModel {
     UnknownModel { asked: asked.chars().take(64).collect(), allowed }
 }
 
-// Models that can be simulated. Values are those of drivers of 2024 to 2026; where versions of a driver reserve
-// different amounts, one of them.
+// Models that can be simulated. Values are those of drivers of 2024 to 2026; if versions of a driver reserve different
+// amounts, the value is one of them.
 
 /// Returns the name of each model that can be simulated.
 pub fn model_names() -> impl Iterator<Item = &'static str> {

@@ -102,7 +102,7 @@ impl SimulatedMachine {
         machine
     }
 
-    /// Advances to a time; an earlier time changes nothing.
+    /// Advances to a time; an earlier time has no effect.
     pub(super) fn advance(&mut self, to: Duration) {
         self.now = self.now.max(to);
         let (now, timing) = (self.now, &self.timing);

@@ -147,7 +147,7 @@ impl SimulatedMachine {
     }
 }
 
-/// Returns the facts of a device that never change.
+/// Returns the constant facts of a device.
 fn identity_of(device: &SimulatedHardware) -> DetectedDevice {
     let amd = device.model.vendor == Vendor::Amd;
     DetectedDevice {

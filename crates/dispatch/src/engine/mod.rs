@@ -71,7 +71,7 @@ pub(crate) enum DriverGoal {
     EventUntil(Instant),
     /// An event, or room in the task queue.
     EventOrRoom,
-    /// Nothing: the driver returns at once.
+    /// No wait: the driver returns at once.
     Nothing,
     /// No condition: the backup thread keeps the run going.
     Background,
@@ -82,7 +82,7 @@ pub(crate) enum DriverGoal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RunProgress {
     Open,
-    /// All tasks have ended; the workers were told to stop.
+    /// All tasks have ended; the workers were ordered to stop.
     Ending,
     Over,
 }
@@ -240,7 +240,7 @@ impl Engine {
         std::mem::take(&mut self.was_interrupted)
     }
 
-    /// Error that ended the run.
+    /// Returns the error that ended the run.
     pub(crate) fn failure(&self) -> Option<&DispatchError> {
         self.failure.as_ref()
     }
@@ -426,7 +426,7 @@ impl Engine {
         }
     }
 
-    /// Cancels running tasks within the grace. Workers that comply or are idle are told to stop when all tasks have
+    /// Cancels running tasks within the grace. Workers that comply or are idle are ordered to stop when all tasks have
     /// ended.
     fn stop_run(&mut self, now: Instant) {
         self.accept_all_tasks();

@@ -136,7 +136,7 @@ pub(crate) enum EngineMessage {
     Stop,
     /// Cancels tasks that no worker has started.
     CancelPending,
-    /// Asks for the statistics.
+    /// Requests the statistics.
     Stats(SyncSender<RunStats>),
 }
 
@@ -182,7 +182,7 @@ impl EngineMailbox {
         let _ = rustix::io::write(&self.wakeup, &1_u64.to_ne_bytes());
     }
 
-    /// Announces a sleep. Check for work once more after this call.
+    /// Announces a sleep. Check for work again after this call.
     pub(crate) fn announce_sleep(&self) {
         self.is_asleep.store(true, Ordering::SeqCst);
     }

@@ -72,7 +72,7 @@ impl Engine {
             return self.kill_process(index, WorkerExitCause::Stopped);
         }
         if self.plan.program.protocol == WorkerProtocol::Lines {
-            // A worker that speaks lines sends no ready message.
+            // A worker with the line protocol sends no ready message.
             self.on_worker_ready(index, WorkerCapability::OneTask, now);
         }
     }
@@ -299,8 +299,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds the exceeded bound behind a failed task. Asked at once: the notification may arrive when the worker is
-    /// already at another, unrelated task.
+    /// Finds the exceeded bound behind a failed task. Must run at once, because the notification may arrive when the
+    /// worker already runs another task.
     fn find_exceeded_bound(&self, index: usize, outcome: &TaskOutcome) -> Option<BoundExceeded> {
         match (&self.slots[index].stage, outcome) {
             (SlotStage::Running(process, _), TaskOutcome::Failed(_)) => process.bounded_job.as_ref()?.exceeded_bound(),
@@ -419,7 +419,7 @@ impl Engine {
         self.end_process(index, Some(cause), Duration::ZERO);
     }
 
-    /// Ends a running worker: kills it after a grace in which it may exit by itself. `on_process_reaped` follows.
+    /// Ends a running worker: kills it after a grace in which it may exit on its own. `on_process_reaped` follows.
     pub(super) fn end_process(&mut self, index: usize, cause: Option<WorkerExitCause>, grace: Duration) {
         let slot = &mut self.slots[index];
         if !matches!(slot.stage, SlotStage::Running(..)) {

@@ -23,7 +23,7 @@ pub(super) struct SlotRuntime {
     pub has_worked: bool,
     /// Consecutive exits of its process without a finished task in between.
     pub deaths: u32,
-    /// Reason for a failed setup, in the worker's words, or for its kill.
+    /// Reason for a failed setup, as reported by the worker, or for its kill.
     pub setup_failure: Option<Arc<str>>,
     /// Reason for which the slot was withdrawn.
     pub withdrawn: Option<Arc<str>>,
@@ -51,7 +51,7 @@ pub(super) enum SlotStage {
     /// A thread starts the process.
     Starting,
     Running(Box<WorkerProcess>, WorkerPhase),
-    /// Killed or exiting by itself; a thread reaps it.
+    /// Killed or exiting on its own; a thread reaps it.
     Dying(Box<DyingProcess>),
     Gone,
 }
@@ -63,7 +63,7 @@ pub(super) enum WorkerPhase {
     Serving(Option<Instant>),
     /// Interrupted to cancel its task; killed at this time.
     Cancelling(Instant),
-    /// Told to clean up and exit; killed at this time.
+    /// Ordered to clean up and exit; killed at this time.
     Stopping(Instant),
 }
 
@@ -123,7 +123,7 @@ impl SlotRuntime {
 
     pub(super) fn append_output(&mut self, bytes: &[u8]) {
         self.output_tail.extend_from_slice(bytes);
-        // Trimmed only now and then, to keep appends cheap.
+        // Trimmed only sometimes, to keep appends cheap.
         if self.output_tail.len() > 2 * OUTPUT_TAIL_BYTES {
             self.output_tail.drain(..self.output_tail.len() - OUTPUT_TAIL_BYTES);
         }

@@ -32,7 +32,7 @@ pub enum GpuEvent {
         /// Queue position and reason, for people.
         text: String,
     },
-    /// The request was refused for good, and the slot ends.
+    /// The request was refused permanently, and the slot ends.
     Refused {
         /// Lease slot.
         slot: usize,
@@ -114,7 +114,7 @@ impl GpuEventReceiver {
         }
     }
 
-    /// Does the same for a thread without a runtime.
+    /// Same as [`Self::next`] for a thread without a runtime.
     pub fn blocking_next(&mut self) -> Option<GpuEvent> {
         loop {
             if let Some(event) = self.pop_event() {

@@ -1,7 +1,7 @@
 //! A lease slot: requests a lease, waits in the queue, binds the lease to this process, and starts over if it is lost.
 //!
 //! One task per slot. It ends when the manager stops, after releasing its lease, or when the agent refuses the request
-//! for good.
+//! permanently.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -186,7 +186,7 @@ impl LeaseSlot {
 
 /// Waits until the manager stops.
 pub(super) async fn wait_for_stop(stop: &mut watch::Receiver<()>) {
-    // Nothing is ever sent; the channel closes.
+    // The channel carries no message; it closes.
     let _ = stop.changed().await;
 }
 

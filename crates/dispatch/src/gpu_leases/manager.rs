@@ -133,7 +133,7 @@ impl Drop for GpuLeaseManager {
             return;
         }
         drop(self.stop.take());
-        // Nothing is ever sent; the channel closes.
+        // The channel carries no message; it closes.
         let _ = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).recv();
     }
 }
@@ -158,7 +158,7 @@ async fn hold_leases(
     unreleased
 }
 
-/// Releases leases that a process that lives on would keep otherwise.
+/// Releases leases that this process would otherwise keep, if it continues.
 async fn release_in_background(agent: &LocalAgent, leases: Vec<u64>) {
     let until = Instant::now() + BACKGROUND_RELEASE_TIME;
     for lease in leases {

@@ -1,7 +1,7 @@
-//! GPU leases of a run, held for as long as the run lives.
+//! GPU leases of a run, held until the run ends.
 //!
 //! [`GpuLeaseManager`] requests each GPU separately from an agent of this machine, so that work starts on the first
-//! grant while other requests wait. [`GpuEvent`] tells on which leases workers may start and which they must leave; a
+//! grant while other requests wait. [`GpuEvent`] reports on which leases workers may start and which they must leave; a
 //! lost lease is requested again. Stopping or dropping the manager releases every lease. If the process is killed, the
 //! agent notices: over the Unix socket it watches the process, over TCP a connection.
 //!
@@ -65,7 +65,7 @@ impl GpuRequest {
             return Err(wrong(
                 "gpu_ids",
                 format!("{:?}", self.gpu_ids),
-                &format!("listed each once; {twice} is twice"),
+                &format!("a list without duplicates; {twice} occurs twice"),
             ));
         }
         if !self.body.select.gpu_ids.is_empty() {
@@ -113,7 +113,7 @@ impl GrantedLease {
 #[non_exhaustive]
 pub enum GpuError {
     /// A field of the request is invalid.
-    #[error("{field} is {value}, and must be {allowed}")]
+    #[error("{field} is {value}; it must be {allowed}")]
     Request {
         /// Field of the request.
         field: &'static str,
@@ -166,10 +166,10 @@ mod tests {
     #[test]
     fn an_invalid_request_is_refused_with_the_allowed_values() {
         let cases: [(usize, &[u32], &str); 4] = [
-            (0, &[], "the number of GPUs is 0, and must be 1 or more"),
-            (3, &[0, 1], "the number of GPUs is 3, and must be 2, the number of named GPUs"),
-            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1], and must be listed each once; 1 is twice"),
-            (5_000, &[], "the number of GPUs is 5000, and must be at most 1024"),
+            (0, &[], "the number of GPUs is 0; it must be 1 or more"),
+            (3, &[0, 1], "the number of GPUs is 3; it must be 2, the number of named GPUs"),
+            (0, &[1, 2, 1], "gpu_ids is [1, 2, 1]; it must be a list without duplicates; 1 occurs twice"),
+            (5_000, &[], "the number of GPUs is 5000; it must be at most 1024"),
         ];
         for (leases, gpu_ids, expected) in cases {
             assert_eq!(split_request(leases, gpu_ids).unwrap_err(), expected);

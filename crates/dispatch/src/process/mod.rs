@@ -101,8 +101,8 @@ pub(crate) fn start_worker_process(
     Ok(WorkerProcess { job, bounded_job: bounded_job.map(Arc::new), socket, counters, output_pipe, output_spool })
 }
 
-/// Enforces the bounds. Without bounds too, the process joins a control group, so that no descendant escapes its end,
-/// unless it is in one already.
+/// Enforces the bounds. Even without bounds, the process joins a control group unless it is in one already, so that no
+/// descendant survives it.
 fn enforce_bounds(
     plan: &RunPlan,
     slot: &WorkerSlot,
@@ -195,7 +195,7 @@ fn send_hello(plan: &RunPlan, slot: &WorkerSlot, socket: &UnixStream, counters: 
     Ok(bytes.split_off(sent).freeze())
 }
 
-/// Ends a process and its descendants: kills them after a grace in which the process may exit by itself. Runs on its
+/// Ends a process and its descendants: kills them after a grace in which the process may exit on its own. Runs on its
 /// own thread and passes the cause of the exit to `on_exit`.
 pub(crate) fn end_worker_process(
     mut job: Job,

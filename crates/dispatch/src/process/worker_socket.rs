@@ -17,7 +17,7 @@ use crate::{TaskId, TaskOutcome};
 #[derive(Debug)]
 pub(crate) enum WorkerMessage {
     Frame(WorkerFrame),
-    /// Result of the current task. Workers that speak lines name no task.
+    /// Result of the current task. Workers with the line protocol name no task.
     Result(TaskOutcome),
 }
 
@@ -72,7 +72,7 @@ impl WorkerSocket {
             MessageDecoder::Frames(_) => {
                 let _ = WorkerFrame::new(FrameKind::Stop, Bytes::new()).write_header(&mut self.tail);
             }
-            // Workers that speak lines stop at the end of their input.
+            // Workers with the line protocol stop at the end of their input.
             MessageDecoder::Lines(_) => self.will_close = true,
         }
     }

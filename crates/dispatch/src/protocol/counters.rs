@@ -1,7 +1,7 @@
 //! Counters of a worker in a memory page that both sides map, so that they survive the worker.
 //!
 //! The worker increments `started` (and stores the time) before it starts a task, and `finished` when it has the
-//! result. After its exit the counters tell which tasks it never started and which one it was running. Behind the page
+//! result. After its exit the counters show which tasks it never started and which one it was running. Behind the page
 //! lies its outbox: results that it has not sent yet.
 
 use std::io;
@@ -95,7 +95,7 @@ impl WorkerCounters {
         TaskCounts { started, finished, started_at_ns: page.started_at.load(Ordering::Acquire) }
     }
 
-    /// For the worker: claims the next task before its start. Returns `false` if the task was recalled, as are all
+    /// Claims the next task before its start. For the worker. Returns `false` if the task was recalled, as are all
     /// tasks up to [`super::FrameKind::Recalled`].
     pub(crate) fn claim_task(&self) -> bool {
         let claimed = &self.page().claimed;
@@ -103,17 +103,17 @@ impl WorkerCounters {
         claimed.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_ok()
     }
 
-    /// For the worker: allows claims again after the recalled tasks were skipped.
+    /// Allows claims again after the recalled tasks were skipped. For the worker.
     pub(crate) fn reopen_claims(&self) {
         self.page().claimed.fetch_and(!CLAIMS_CLOSED, Ordering::AcqRel);
     }
 
-    /// For the dispatcher: recalls the unclaimed tasks. Returns the number of claimed tasks.
+    /// Recalls the unclaimed tasks. For the dispatcher. Returns the number of claimed tasks.
     pub(crate) fn recall_unclaimed(&self) -> u64 {
         self.page().claimed.fetch_or(CLAIMS_CLOSED, Ordering::AcqRel) & !CLAIMS_CLOSED
     }
 
-    /// For the worker: counts the start of a task.
+    /// Counts the start of a task. For the worker.
     pub(crate) fn record_start(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now = now.tv_sec.unsigned_abs().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.unsigned_abs());
@@ -121,22 +121,22 @@ impl WorkerCounters {
         self.page().started.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// For the worker: counts the end of a task.
+    /// Counts the end of a task. For the worker.
     pub(crate) fn record_finish(&self) {
         self.page().finished.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// For the dispatcher: announces an interrupt of the task that was started as the nth.
+    /// Announces an interrupt of the task that was started as the nth. For the dispatcher.
     pub(crate) fn mark_interrupted(&self, nth: u64) {
         self.page().interrupted.store(nth, Ordering::Release);
     }
 
-    /// For the dispatcher: announces an interrupt of any task.
+    /// Announces an interrupt of any task. For the dispatcher.
     pub(crate) fn mark_all_interrupted(&self) {
         self.mark_interrupted(ANY_TASK);
     }
 
-    /// For the worker: returns the reason of an interrupt. `None` if it does not apply to the current task, for example
+    /// Returns the reason of an interrupt. For the worker. `None` if it does not apply to the current task, for example
     /// because it came too late.
     pub fn interrupt_reason(&self) -> Option<InterruptReason> {
         let TaskCounts { started, finished, .. } = self.read();
@@ -147,7 +147,7 @@ impl WorkerCounters {
         }
     }
 
-    /// For the worker: whether the dispatcher needs no more results of this worker.
+    /// Whether the dispatcher needs no more results of this worker. For the worker.
     pub fn is_stop_requested(&self) -> bool {
         self.page().interrupted.load(Ordering::Acquire) == ANY_TASK
     }
@@ -166,7 +166,7 @@ impl WorkerCounters {
 
     #[allow(unsafe_code, reason = "memory that two processes share")]
     fn page(&self) -> &CounterPage {
-        // SAFETY: mapped as long as self lives, aligned to a page, and valid as atomics for any bytes.
+        // SAFETY: mapped for the lifetime of `self`, aligned to a page, and valid as atomics for any bytes.
         unsafe { self.mapping.address().cast().as_ref() }
     }
 }
@@ -180,13 +180,13 @@ impl AsFd for WorkerCounters {
 // The outbox: unsent results of a worker, in memory that the dispatcher can read after the worker's exit.
 //
 // Every byte that a worker sends has a position in its whole output. The outbox holds `unsent` bytes from position
-// `sent_total` on. The number of received bytes therefore tells which of them did not arrive.
+// `sent_total` on. The number of received bytes therefore shows which of them did not arrive.
 
 /// Capacity of the outbox in bytes.
 const OUTBOX_BYTES: usize = 128 * 1_024;
 
 impl WorkerCounters {
-    /// For the worker: appends the pieces to the outbox, all or none. Returns whether they fit.
+    /// Appends the pieces to the outbox, all or none. For the worker. Returns whether they fit.
     pub(crate) fn append_outbox(&self, pieces: [&[u8]; 2]) -> bool {
         let mut to = self.outbox_length();
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
@@ -203,12 +203,12 @@ impl WorkerCounters {
         true
     }
 
-    /// For the worker: returns the number of bytes in the outbox.
+    /// Returns the number of bytes in the outbox. For the worker.
     pub(crate) fn outbox_length(&self) -> usize {
         usize::try_from(self.page().unsent.load(Ordering::Acquire)).unwrap_or(usize::MAX)
     }
 
-    /// For the worker: sends and empties the outbox. `copy` is a buffer, needed because other processes may change the
+    /// Sends and empties the outbox. For the worker. `copy` is a buffer, needed because other processes may change the
     /// memory.
     pub(crate) fn send_outbox(
         &self,
@@ -225,12 +225,12 @@ impl WorkerCounters {
         sent
     }
 
-    /// For the worker: counts bytes that bypassed the empty outbox.
+    /// Counts bytes that bypassed the empty outbox. For the worker.
     pub(crate) fn record_sent(&self, bytes: u64) {
         self.page().sent_total.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// For the dispatcher, after the worker's exit: returns the bytes that the worker could not send. `received` counts
+    /// Returns the bytes that the worker could not send. For the dispatcher, after the worker's exit. `received` counts
     /// all received bytes, of which `partial_frame` are the start of a frame. Returns nothing if these bytes do not
     /// match the outbox, because another process wrote to the socket.
     pub(crate) fn recover_unsent(&self, received: u64, partial_frame: &[u8]) -> Vec<u8> {
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(WorkerCounters::from_memory(short).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
-    /// A frame with an arbitrary kind and task.
+    /// Returns a frame with an arbitrary kind and task.
     fn frame(text: &str) -> Vec<u8> {
         let length = u32::try_from(9 + text.len()).unwrap();
         [&length.to_le_bytes()[..], &[68; 9], text.as_bytes()].concat()

@@ -76,7 +76,7 @@ impl MemoryMapping {
     #[allow(unsafe_code, reason = "memory that two processes share")]
     pub(crate) fn bytes(&self, at: usize, length: usize) -> SharedBytes<'_> {
         self.assert_inside(at, length);
-        // SAFETY: the assertion above keeps them inside the mapping, which lives as long as the borrow.
+        // SAFETY: the assertion above keeps them inside the mapping, which outlives the borrow.
         unsafe { SharedBytes::new(self.at.as_ptr().add(at), length) }
     }
 

@@ -141,7 +141,7 @@ impl AuditTrail {
     pub(super) fn close(&self) {
         let Some(AuditFileWriter { lines, done }) = lock(&self.records).writer.take() else { return };
         drop(lines);
-        // Nothing is ever sent; the channel closes or the wait times out.
+        // The channel carries no message; it closes or the wait times out.
         let _ = done.recv_timeout(DROP_TIMEOUT);
     }
 

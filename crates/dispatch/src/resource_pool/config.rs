@@ -52,7 +52,7 @@ pub struct ResourcePoolConfig {
     pub settings: serde_json::Value,
     /// File to which the audit trail is appended.
     pub audit: Option<PathBuf>,
-    /// Program that keeps the processes: see [`RunPlan::helper`].
+    /// Program that supervises the processes: see [`RunPlan::helper`].
     pub helper: Option<PathBuf>,
     /// Memory shared with each worker: see [`RunPlan::memory`].
     pub memory: Option<Arc<OwnedFd>>,
@@ -67,7 +67,7 @@ pub struct WorkerDevice {
     pub gpu_ids: Vec<u32>,
     /// Variables that make exactly this device visible; `None` removes a variable.
     pub environment: Vec<(String, Option<String>)>,
-    /// Limits on GPU memory, where the kernel can enforce them.
+    /// Limits on GPU memory, if the kernel can enforce them.
     pub device_memory: Vec<DeviceMemoryLimit>,
 }
 

@@ -165,7 +165,7 @@ impl ResourcePool {
     /// left.
     pub fn close(&self) {
         self.authority.shut_down(CANCEL_GRACE.min(self.clean_up_timeout));
-        // Nothing is ever sent; the channel closes or the wait times out.
+        // The channel carries no message; it closes or the wait times out.
         let _ = lock(&self.ended_blocking).recv_timeout(DROP_TIMEOUT);
     }
 }
@@ -366,7 +366,7 @@ pub struct ResourcePoolStatus {
     pub worker_memory: Option<u64>,
     /// Tasks that hold a worker, in the order they got it.
     pub active_task_ids: Vec<Arc<str>>,
-    /// Reason for which no worker can be had: none runs, and none could be started for a while. Starts are retried.
+    /// Reason for which no worker is available: none runs, and none could be started for a while. Starts are retried.
     pub failure: Option<Arc<str>>,
     /// Reason of the last failed cleanup.
     pub clean_up_failure: Option<Arc<str>>,

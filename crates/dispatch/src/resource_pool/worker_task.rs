@@ -98,7 +98,7 @@ pub(super) enum WorkerEvent {
     Gone { cause: WorkerExitCause, why: Arc<str>, was_ordered: bool },
 }
 
-/// A running worker, as the authority knows it.
+/// A running worker, as seen by the authority.
 #[derive(Debug, Clone)]
 pub(super) struct LiveWorker {
     pub pid: u32,
@@ -135,7 +135,7 @@ impl WorkerTask {
         let process = started.map_err(|error| error.to_string())?.map_err(|reason| reason.to_string())?;
         let mut worker = RunningWorker::new(process, self).map_err(|error| error.to_string())?;
         if self.plan.program.protocol == WorkerProtocol::Lines {
-            // A worker that speaks lines sends no ready message.
+            // A worker with the line protocol sends no ready message.
             worker.session.mark_ready();
         }
         Ok(worker)
@@ -151,7 +151,7 @@ enum PoolWorkerPhase {
 
 /// Decision to end a process.
 struct EndDecision {
-    /// `None` if the process exited by itself or is about to.
+    /// `None` if the process exited on its own or is about to.
     cause: Option<WorkerExitCause>,
     grace: Duration,
 }
@@ -287,7 +287,7 @@ impl RunningWorker {
                 self.session.read_messages()?;
                 // A worker that sends without end must not delay other workers or deadlines.
                 tokio::task::yield_now().await;
-                // If the process is exiting by itself, its own exit code is reported.
+                // If the process is exiting on its own, its own exit code is reported.
                 if is_open { Ok(()) } else { Err(EndDecision { cause: None, grace: EXIT_TIMEOUT }) }
             }
             () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
@@ -413,7 +413,7 @@ impl PoolWorkerSession {
     }
 }
 
-/// Creates the last event of a process; `why` prefers the worker's own words.
+/// Creates the last event of a process; `why` is the reason reported by the worker, if any.
 fn gone_event(cause: WorkerExitCause, why: Option<Arc<str>>, was_ordered: bool) -> WorkerEvent {
     WorkerEvent::Gone { why: why.unwrap_or_else(|| cause.to_string().into()), cause, was_ordered }
 }
@@ -461,7 +461,7 @@ fn transfer_bytes(socket: &mut WorkerSocket, ready: Ready) -> (bool, Ready) {
     (true, spent)
 }
 
-/// A value whose file descriptor stays open and the same for as long as it lives. No type wrapped here ever changes its
+/// A value whose file descriptor stays open and unchanged during its lifetime. No type wrapped here ever changes its
 /// descriptor.
 #[derive(Debug)]
 struct StableFd<T>(T);

@@ -1,7 +1,7 @@
 //! The task scheduler: decides which worker runs which task. It performs no I/O and reads no clock.
 //!
 //! A task is pending, with a worker, or ended, and only moves forward; each accepted task ends exactly once. A worker
-//! runs its tasks in the order it got them. After its exit, its counters tell how far it was: tasks that it never
+//! runs its tasks in the order it got them. After its exit, its counters show its progress: tasks that it never
 //! started return to the head of the queue, the others end or are retried.
 
 #[cfg(test)]
@@ -17,7 +17,7 @@ use crate::{LossStage, TaskId, TaskOutcome, WorkerExitCause, WorkerId, WorkerLos
 /// Rules for queueing, time limits and retries.
 #[derive(Debug, Clone)]
 pub struct DispatchRules {
-    /// Most tasks that wait, including those queued at workers, plus undelivered results.
+    /// Maximum number of waiting tasks, including those queued at workers, plus undelivered results.
     pub queue_size: usize,
     /// Time limit of a task.
     pub task_timeout: Option<Duration>,
@@ -25,7 +25,7 @@ pub struct DispatchRules {
     pub grace: Duration,
     /// Number of retries of a failed task.
     pub retries: u32,
-    /// Whether a worker may be given tasks ahead of the one it runs. These are run even after pending tasks were
+    /// Whether a worker may get further tasks while it runs one. These are run even after pending tasks were
     /// cancelled.
     pub prefetch: bool,
 }
@@ -50,7 +50,7 @@ pub(crate) enum SchedulerEffect {
     TaskEnded {
         /// Task id.
         task: TaskId,
-        /// Worker that ran the last attempt; `None` if no worker had the task.
+        /// Worker that ran the last attempt; `None` if the task had no worker.
         worker: Option<WorkerId>,
         /// Outcome of the task.
         outcome: TaskOutcome,
@@ -467,7 +467,7 @@ impl TaskScheduler {
             effects.push(SchedulerEffect::Kill { worker });
             return None;
         }
-        // Between two tasks nothing runs; the next task is checked later.
+        // No task is running; the next one is checked later.
         let is_running = !record.counts() || counted.started > counted.finished;
         let task_start = started.or(record.started).filter(|_| is_running && !record.inbox.is_empty());
         let Some(due) = task_start.map(|start| start + timeout) else { return Some(now + timeout) };
@@ -503,7 +503,8 @@ impl WorkerPace {
         self.current_depth = (self.current_depth.max(1) * 2).min(self.max_depth());
     }
 
-    /// Returns how many tasks the worker may have. `remaining` tasks are left if no more will come, shared by so many workers.
+    /// Returns the number of tasks that the worker may have. `remaining` is the number of tasks at the end of the input,
+    /// shared by so many workers.
     pub(crate) fn queue_depth(&self, remaining: Option<usize>, workers: usize) -> usize {
         let depth = self.current_depth.clamp(1, self.max_depth());
         match remaining {

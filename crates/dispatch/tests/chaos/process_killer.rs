@@ -30,7 +30,7 @@ impl ProcessKiller {
                 // Paced by ended tasks instead of time: on a slow machine no worker would ever be set up.
                 let is_due = ended > ended_before;
                 match random.below(4) {
-                    // Any descendant: workers, their children and their keepers.
+                    // Any descendant: workers, their children and their supervisors.
                     0 if is_due => signal(any_descendant(&mut random), Signal::KILL),
                     1 if is_due => signal(any_descendant(&mut random), Signal::STOP),
                     2 => signal(any_descendant(&mut random), Signal::CONT),

@@ -22,7 +22,7 @@ impl ResourceSnapshot {
         }
     }
 
-    /// Waits, because ended threads and processes of a killed keeper may still be exiting.
+    /// Waits, because ended threads and processes of a killed supervisor may still be exiting.
     pub fn assert_nothing_left(&self) {
         let until = Instant::now() + Duration::from_secs(20);
         loop {

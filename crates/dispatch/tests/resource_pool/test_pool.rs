@@ -45,7 +45,7 @@ impl TestPool {
         ResourcePool::start(self.config.clone()).unwrap()
     }
 
-    /// Returns the processes of workers, without their keepers.
+    /// Returns the processes of workers, without their supervisors.
     pub fn workers(&self) -> Vec<u32> {
         let is_keeper = |pid: &u32| {
             let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -138,7 +138,7 @@ fn worker_output_is_reported_and_its_end_is_kept() {
     assert_eq!(output, "hello there\n");
 }
 
-/// The output exceeds a pipe's capacity; results that wait for their turn must not stop its reading.
+/// The output exceeds a pipe's capacity; results that wait for earlier ones must not stop its reading.
 #[test]
 fn a_worker_that_writes_much_is_read_while_results_wait_for_its_task() {
     let mut plan = crate::common::odd_worker_plan(2);

@@ -93,7 +93,7 @@ fn an_invalid_plan_names_the_field() {
         change(&mut plan);
         Dispatcher::start(plan).unwrap_err().to_string()
     };
-    assert_eq!(refused(|plan| plan.rules.queue_size = 0), "queue_size is 0, and must be at least 1");
+    assert_eq!(refused(|plan| plan.rules.queue_size = 0), "queue_size is 0; it must be at least 1");
     assert!(refused(|plan| plan.rules.task_timeout = Some(Duration::ZERO)).contains("task_timeout is 0 s"));
     assert!(refused(|plan| plan.slots.push(plan.slots[0].clone())).contains("worker 0 twice"));
 }

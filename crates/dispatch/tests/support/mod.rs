@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// The example that serves as worker, keeper and runner.
+/// The example that serves as worker, supervisor and runner.
 pub fn odd_worker() -> PathBuf {
     example("odd_worker")
 }

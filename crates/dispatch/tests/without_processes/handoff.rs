@@ -77,7 +77,7 @@ use std::sync::Arc;
 
 use driver_handoff::DriverHandoff;
 
-/// A flag that threads wait for: a wakeup of the engine, or a turn of the backup driver.
+/// A flag that threads wait for: a wakeup of the engine or of the backup driver.
 #[derive(Default)]
 struct Flag {
     is_up: shuttle::sync::Mutex<bool>,

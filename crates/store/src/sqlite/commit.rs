@@ -165,7 +165,7 @@ mod tests {
         ClockAnchor { boot: "boot".into(), ahead: Millis(0), at: CLOCK }
     }
 
-    /// Usage rows of many owners, the simplest rows of any number.
+    /// Creates usage rows of many owners, the simplest rows of any number.
     fn usage(count: u64) -> Vec<PoolRow> {
         let row = |number| gpupool_core::UsageRow {
             owner: format!("owner {number}").into(),

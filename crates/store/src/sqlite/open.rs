@@ -1,4 +1,4 @@
-//! Opening a database: the lock, checks before the first write, the schema and the generation. And reading all rows.
+//! Opening a database: the lock, checks before the first write, the schema, the generation, and reading all rows.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -66,7 +66,7 @@ fn check_header(path: &Path) -> Result<(), StoreError> {
     }
     let number = |at: usize| header[at..at + 4].iter().fold(0, |number, byte| number << 8 | u32::from(*byte));
     match number(68) {
-        // The header may still be in the log; the database will tell.
+        // The header may still be in the log; `check_database` checks it.
         0 => Ok(()),
         APPLICATION_ID => check_version(path, number(60)),
         found => Err(StoreError::NotOurs { file: path.to_owned(), found }),
@@ -104,7 +104,7 @@ fn prepare(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     migrate(connection, version).map_err(fail)
 }
 
-/// Returns the schema version of a valid database of ours; 0 for a new one.
+/// Returns the schema version of a valid gpupool database; 0 for a new one.
 fn check_database(connection: &Connection, file: &Path) -> Result<u32, StoreError> {
     let fail = |source| unusable(file, source);
     let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).map_err(fail);
@@ -279,7 +279,7 @@ fn add_clock(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     )
 }
 
-/// Leases have their own table: their numbers only grow, so a new lease changes only the last page.
+/// Moves leases to their own table: their numbers only grow, so a new lease changes only the last page.
 fn add_leases(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     transaction.execute_batch(
         "

@@ -115,7 +115,7 @@ fn a_client_that_hangs_up_abandons_its_request_unless_it_has_a_key() {
         stage.receive(vec![AuthorityMessage::HungUp(call)]);
         stage.receive(Vec::new());
         assert_eq!(stage.state(held.id + 1), expected, "{key:?}");
-        // As well when it hangs up while the batch of its request is committed.
+        // The same holds if it hangs up while the batch of its request is committed.
         let call = stage.next_call();
         let (message, answer) = request("alice", key.map(|_| "another"), Some((call, LATER)));
         drop(answer);
@@ -147,7 +147,7 @@ fn while_the_store_is_broken_every_call_is_refused() {
     let refused = Ok(Err(Refusal::NotDurable("it broke".into())));
     assert_eq!(stage.follow("alice", &waiting, LATER).try_recv(), refused);
     assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-    // The pool that stands in has no leases.
+    // The temporary pool has no leases.
     stage.authority.pool = gpupool_core::Pool::default();
     stage.authority.rebuild_indexes();
     stage.receive(Vec::new());

@@ -8,7 +8,7 @@ use gpupool_store::{MemoryFault, TrailQuery};
 use super::*;
 use crate::authority::run_housekeeping;
 
-/// Leases that ended ten days ago: more than one removal takes.
+/// Returns a disk with leases that ended ten days ago, more than one removal takes.
 fn disk_with_old_records() -> MemoryDisk {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();

@@ -12,7 +12,7 @@ use crate::limits::MESSAGES;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// An authority with one idle GPU.
+/// Starts an authority with one idle GPU.
 async fn with_one_gpu(disk: &MemoryDisk) -> (Authority, JoinHandle<()>) {
     let (authority, thread) = start_in_memory(disk);
     authority.report(sampled(Some(DeviceReading::idle(clock::now())))).unwrap();

@@ -75,7 +75,7 @@ impl AuthorityStage {
         stage
     }
 
-    /// An authority that continues from the rows on a disk.
+    /// Creates an authority that continues from the rows on a disk.
     fn on(disk: MemoryDisk) -> Self {
         let node = RecordingNode::default();
         let spec = spec(&disk, &node);
@@ -85,7 +85,7 @@ impl AuthorityStage {
         Self { authority, disk, node, now, calls: 0 }
     }
 
-    /// A new authority on the rows of this one, as after a restart.
+    /// Creates a new authority on the rows of this one, as after a restart.
     fn restarted(self) -> Self {
         Self::on(self.disk)
     }
@@ -94,12 +94,12 @@ impl AuthorityStage {
         self.authority.process_batch(ClockReading { pool: self.now, wall: SystemTime::now() }, messages);
     }
 
-    /// The node reports a reading of its GPU.
+    /// Reports a reading of the node's GPU.
     fn sample(&mut self, reading: DeviceReading) {
         self.receive(vec![AuthorityMessage::Report(sampled(Some(reading)))]);
     }
 
-    /// Time passes, as the thread would notice it while there are no messages.
+    /// Advances the time, as the thread would notice it without messages.
     fn pass(&mut self, millis: Millis) {
         for _ in 0..millis.0 / 1000 {
             self.now = self.now.after(Millis(1000));
@@ -159,7 +159,7 @@ impl AuthorityStage {
     }
 }
 
-/// Everything that an authority over one node starts with, on the rows of a disk.
+/// Returns everything that an authority over one node starts with, on the rows of a disk.
 fn spec(disk: &MemoryDisk, node: &RecordingNode) -> AuthoritySpec {
     let store = disk.open();
     AuthoritySpec {
@@ -193,7 +193,7 @@ async fn poll_once<T>(future: &mut (impl Future<Output = T> + Unpin)) {
     }
 }
 
-/// The report of a node with one GPU.
+/// Returns the report of a node with one GPU.
 pub(crate) fn sampled(reading: Option<DeviceReading>) -> NodeReport {
     let facts = Arc::new(test_facts(DeviceIdentity::Uuid("GPU-0".into())));
     let device = DeviceSample { gpu_id: GpuId(0), facts, health: DeviceHealth::Healthy, reading };
@@ -202,7 +202,7 @@ pub(crate) fn sampled(reading: Option<DeviceReading>) -> NodeReport {
     NodeReport::Sampled(Box::new(NodeSample { node, devices: vec![device], links: Vec::new() }))
 }
 
-/// The command that requests one GPU.
+/// Returns the command that requests one GPU.
 pub(crate) fn request_command(owner: &str, key: Option<&str>) -> PoolCommand {
     let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
     PoolCommand::Request { request: Arc::new(Request::try_from(body).unwrap()), key: key.map(Into::into) }
@@ -213,7 +213,7 @@ fn asked(owner: &str, command: PoolCommand) -> (AuthorityMessage, ReplyReceiver)
     (AuthorityMessage::Command(CallerCommand { command, caller: user(owner), wait_until: None, reply }), receiver)
 }
 
-/// A request for the GPU, with an idempotency key or a time until which its answer may wait.
+/// Returns a request for the GPU, with an idempotency key or a time until which its reply may wait.
 fn request(
     owner: &str,
     key: Option<&str>,

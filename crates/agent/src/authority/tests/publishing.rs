@@ -64,7 +64,7 @@ fn reports_while_the_store_is_broken_are_stored_once_each_and_take_effect_later(
     let waiting = stage.request("bob");
     stage.disk.set_fault(Some(MemoryFault::Io));
     assert!(matches!(stage.try_request("eve"), Err(Refusal::NotDurable(_))));
-    // The pool that stands in while nothing can be read has no leases.
+    // The temporary pool has no leases while nothing can be read.
     stage.authority.pool = gpupool_core::Pool::default();
     let id = LeaseId(lease.id);
     for _ in 0..3 {

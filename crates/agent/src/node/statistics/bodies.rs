@@ -1,7 +1,7 @@
 //! The bodies of the statistics routes, built from a round.
 //!
-//! A number that the device does not report is 0, and the name of its field stands under `unsupported`. Used memory is the
-//! memory of programs; memory that the driver reserves is neither used nor free.
+//! A number that the device does not report is 0, and its field is listed in `unsupported`. Used memory is the memory
+//! of programs; memory that the driver reserves is neither used nor free.
 
 use std::collections::BTreeSet;
 

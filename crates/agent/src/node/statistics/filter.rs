@@ -52,9 +52,9 @@ impl DeviceFilter {
         self.set.as_deref()
     }
 
-    /// Returns the listed ones of these devices.
+    /// Returns which of these devices are listed.
     ///
-    /// An entry is a number, a UUID or the beginning of one. A GPU that is cut by MIG is listed with its instances.
+    /// An entry is a number, a UUID or the beginning of one. A GPU in MIG mode is listed with its instances.
     pub fn among(&self, devices: &[(GpuId, &DetectedDevice)]) -> VisibleDevices {
         let Some(set) = &self.set else { return VisibleDevices::default() };
         let tokens: Vec<&str> = set.split(|c: char| c == ',' || c.is_whitespace()).filter(|t| !t.is_empty()).collect();
@@ -138,7 +138,7 @@ fn is_bare_id(token: &str) -> bool {
     digits.len() >= FILTER_ID_DIGITS && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Adds the instances of the chosen GPUs that are cut by MIG.
+/// Adds the instances of the chosen GPUs in MIG mode.
 fn with_instances(chosen: Vec<GpuId>, devices: &[(GpuId, &DetectedDevice)]) -> Vec<GpuId> {
     let is_chosen = |gpu_id: &GpuId| chosen.contains(gpu_id);
     let cards: BTreeSet<_> = devices

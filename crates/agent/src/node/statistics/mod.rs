@@ -1,8 +1,8 @@
 //! The responses of the statistics routes, prepared once per reading.
 //!
 //! The sampler publishes a [`SamplingRound`] after each reading and after each round without one; readers take prepared
-//! bytes. A round without a successor in time (the sampler hangs or is gone) counts as stale from then on: readers check
-//! the clock, so old data never passes as fresh. There is no task or thread here.
+//! bytes. If the next round is late (the sampler hangs or is gone), the data counts as stale: readers check the clock,
+//! so old data never passes as fresh. There is no task or thread here.
 
 mod bodies;
 mod filter;
@@ -45,7 +45,7 @@ pub struct CurrentStatistics {
     history: OnceLock<PreparedResponse>,
 }
 
-/// The statistics of the newest round, and the same as stale should no other round follow.
+/// The statistics of the newest round, and their stale form for the time after the next round is overdue.
 #[derive(Debug)]
 struct PublishedStatistics {
     fresh: Arc<CurrentStatistics>,
@@ -84,7 +84,7 @@ impl Statistics {
     /// Publishes a round.
     pub fn publish(&self, round: SamplingRound) {
         lock(&self.history).record_round(&round);
-        // Made before the lock is taken, and the old one dropped after: readers wait for neither.
+        // Prepared before the lock is taken, and the old one dropped after: readers wait for neither.
         let new = PublishedStatistics::new(round);
         let mut place = self.published.write().unwrap_or_else(PoisonError::into_inner);
         let old = std::mem::replace(&mut *place, new);
@@ -204,7 +204,7 @@ fn prepare(status: u16, body: &impl Serialize) -> PreparedResponse {
     }
 }
 
-/// Locks the history. It is whole after every step, so a panic elsewhere does not spoil it.
+/// Locks the history, which is consistent after every step even if a thread panics.
 fn lock(history: &Mutex<ReadingHistory>) -> MutexGuard<'_, ReadingHistory> {
     history.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -43,7 +43,7 @@ impl ListedDevice {
 /// Everything that is known after a round of readings.
 #[derive(Debug, Clone)]
 pub struct SamplingRound {
-    /// The instant at which it was put together, on both clocks.
+    /// The instant at which the round was assembled, on both clocks.
     pub clock: gpupool_store::ClockReading,
     /// Every device, by number, listed or not.
     pub devices: Vec<ListedDevice>,
@@ -108,7 +108,7 @@ impl SamplingRound {
         self.devices.is_empty() && (self.error().is_some() || self.answered_at.is_none())
     }
 
-    /// Whether devices of NVIDIA can be read by any source.
+    /// Whether any source can read NVIDIA devices.
     pub fn reads_nvidia(&self) -> bool {
         let of_nvidia = |source: &SourceStatus| match source.kind {
             SourceKind::Nvml | SourceKind::NvidiaSmi => true,
@@ -128,7 +128,7 @@ impl SamplingRound {
 // Healthy: every source of this machine responds, and every listed device is healthy; a machine without GPUs is healthy.
 // Unhealthy: there are devices and none can be read. Degraded: anything between.
 
-/// The health in one word.
+/// The health as one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HealthStatus {
     /// There are no problems.
@@ -153,9 +153,9 @@ impl HealthStatus {
 /// The health of devices and sources.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StatisticsHealth {
-    /// The health in one word.
+    /// The health as one word.
     pub status: HealthStatus,
-    /// Whether NVIDIA devices can be read by any source.
+    /// Whether any source can read NVIDIA devices.
     pub nvidia_smi_available: bool,
     /// The time of the reading.
     pub timestamp: String,
@@ -226,7 +226,7 @@ pub(super) struct ReadingHistory {
 #[derive(Debug, Clone)]
 struct HistoryReading {
     at: PoolTime,
-    /// The same on the wall clock of that time: the clock may be set later.
+    /// The same time on the wall clock, which may be set later.
     wall: std::time::SystemTime,
     memory_used: Option<Bytes>,
     utilization: Option<Percent>,
@@ -235,7 +235,7 @@ struct HistoryReading {
 }
 
 impl ReadingHistory {
-    /// Returns an empty history of so many readings of each GPU, within [`HISTORY_READINGS`].
+    /// Returns an empty history with this many readings of each GPU, at most [`HISTORY_READINGS`].
     pub(super) fn new(most: usize) -> Self {
         Self { most: most.min(HISTORY_READINGS), rings: BTreeMap::new() }
     }

@@ -42,7 +42,7 @@ fn a_driver_that_hangs_delays_only_its_own_devices() {
     let sampled = start_impatient(vec![source, scripted(SourceKind::AmdSysfs, move || amd.read())]);
     sampled.sample("all are read", |sample| all_read(sample) && sample.devices.len() == 4);
     fault(&hanging, &FaultTarget::All, "hung_driver");
-    // The source that replied first has the first numbers, so the vendor tells devices apart.
+    // The source that replied first has the first numbers, so the vendor distinguishes the devices.
     let hangs = |vendor: &str| vendor == "nvidia";
     let stats = sampled.stats("the hanging ones are stale", |stats| {
         of_gpus(stats, |gpu| gpu.stale) == of_gpus(stats, |gpu| hangs(&gpu.vendor))

@@ -100,13 +100,13 @@ impl Deref for DeliveredSample {
 }
 
 impl DeliveredSample {
-    /// The time at which the device at this place of the sample was last read.
+    /// Returns the time at which the device at this place of the sample was last read.
     pub(crate) fn read_at(&self, place: usize) -> PoolTime {
         let gpu_id = self.devices[place].gpu_id;
         self.current.round.devices.iter().find(|device| device.gpu_id == gpu_id).unwrap().read_at
     }
 
-    /// The numbers of the devices that are there, listed or not.
+    /// Returns the numbers of the present devices, listed or not.
     pub(crate) fn present(&self) -> Vec<u32> {
         self.current.round.present().map(|device| device.gpu_id.0).collect()
     }
@@ -191,7 +191,7 @@ pub(crate) fn start_impatient(sources: Vec<Box<dyn DeviceSource>>) -> SamplerSta
     setup.start()
 }
 
-/// The simulated device at this place.
+/// Returns the simulated device at this place.
 pub(crate) fn at(place: usize) -> FaultTarget {
     FaultTarget::Position(DevicePosition(place))
 }

@@ -92,7 +92,7 @@ fn state() -> impl Strategy<Value = SourceState> {
 }
 
 fn round(devices: Vec<(TrackedDevice, bool)>, state: SourceState, answered_at: Option<u64>) -> SamplingRound {
-    // A clock ahead of this machine's, so that readers find the round fresh enough to tell it as it is.
+    // A clock ahead of this machine's, so that the round counts as fresh.
     let pool = crate::clock::now().after(Millis::from_secs(3600));
     let listed = |(place, (mut tracked, visible)): (usize, (TrackedDevice, bool))| {
         tracked.gpu_id = GpuId(place as u32);

@@ -103,7 +103,7 @@ pub fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 's
 /// Returns an address of this machine that is not loopback.
 pub fn network_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    // Nothing is sent: the kernel only chooses the local address.
+    // No data is sent: the kernel only chooses the local address.
     socket.connect("203.0.113.1:9").ok()?;
     let address = socket.local_addr().ok()?.ip();
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)

@@ -150,7 +150,7 @@ impl ReportedGpu {
         self.times_listed > 0
     }
 
-    /// Facts for the pool.
+    /// Returns the facts for the pool.
     pub(super) fn facts(&self, node: &str, number: u32) -> DeviceFacts {
         DeviceFacts {
             identity: DeviceIdentity::Uuid(placeholder_uuid(node, number)),
@@ -167,7 +167,7 @@ impl ReportedGpu {
         self.memory.or(self.estimated_memory)
     }
 
-    /// Health: whether the GPU takes work, with the reason if not.
+    /// Returns the health: whether the GPU takes work, with the reason if not.
     pub(super) fn health(&self) -> DeviceHealth {
         if self.times_listed == 0 {
             return DeviceHealth::Lost;
@@ -188,7 +188,7 @@ impl ReportedGpu {
         DeviceHealth::Unhealthy(reason.into())
     }
 
-    /// Reading; only valid for a healthy GPU.
+    /// Returns the reading; valid for a healthy GPU only.
     pub(super) fn reading(&self, at: PoolTime) -> DeviceReading {
         let total = self.memory_size().map(|memory| memory.total);
         let memory_used = match (self.memory_used, total) {
@@ -209,7 +209,7 @@ impl ReportedGpu {
     }
 }
 
-/// Placeholder for the UUID of a GPU without one.
+/// Returns a placeholder for the UUID of a GPU without one.
 pub(super) fn placeholder_uuid(node: &str, number: u32) -> Arc<str> {
     format!("{node}/{number}").into()
 }
@@ -219,7 +219,7 @@ fn memory(total_mib: u64, reserved_mib: u64) -> Option<DeviceMemory> {
     Some(DeviceMemory { total, reserved: Bytes::from_mib(reserved_mib).unwrap_or(total).min(total) })
 }
 
-/// Vendor by model name. NVIDIA's names contain the vendor only since a few years.
+/// Returns the vendor by model name. NVIDIA's names contain the vendor only since a few years.
 fn vendor_of(model: &str) -> Vendor {
     let is_any = |words: &[&str]| words.iter().any(|word| model_matches(model, word));
     if is_any(&["NVIDIA", "GeForce", "Tesla", "Quadro"]) {

@@ -12,7 +12,7 @@ use super::*;
 
 const MAX_AGE: Duration = Duration::from_secs(25);
 
-/// Summary of GPUs: number, memory % and utilization %.
+/// Creates a summary of GPUs: number, memory % and utilization %.
 fn summary(gpus: &[(u32, f64, u32)]) -> SummaryBody {
     let gpu = |&(gpu_id, memory_usage_percent, utilization_percent): &(u32, f64, u32)| GpuSummary {
         gpu_id,
@@ -35,7 +35,7 @@ fn summary(gpus: &[(u32, f64, u32)]) -> SummaryBody {
     }
 }
 
-/// Statistics of GPUs by number and UUID, of 2000 MiB each.
+/// Creates statistics of GPUs by number and UUID, of 2000 MiB each.
 fn stats(gpus: &[(u32, &str)]) -> StatsBody {
     let gpu = |&(gpu_id, uuid): &(u32, &str)| stats::GpuBody {
         gpu_id,
@@ -71,7 +71,7 @@ fn accounting(gpus: &[(u32, f64, u32)]) -> ClientAccounting {
     accounting
 }
 
-/// Accounting of idle GPUs with these numbers.
+/// Creates accounting of idle GPUs with these numbers.
 fn idle_gpus(numbers: &[u32]) -> ClientAccounting {
     accounting(&numbers.iter().map(|number| (*number, 0.0, 0)).collect::<Vec<_>>())
 }

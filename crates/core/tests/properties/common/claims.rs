@@ -199,7 +199,7 @@ impl PoolModel {
         self.collect_claims(id, request, |_| true)
     }
 
-    /// As [`PoolModel::claims_before`], without waiters that cannot start before the lease would end.
+    /// Same as [`PoolModel::claims_before`], without waiters that cannot start before the lease would end.
     pub fn claims_in_the_way(&self, id: LeaseId, request: &Request) -> CapacityClaims {
         let end = self.held_at_most(request).map(|most| self.now.after(most));
         self.collect_claims(id, request, |earlier| {

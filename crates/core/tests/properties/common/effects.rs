@@ -9,7 +9,7 @@ use gpupool_core::{
 
 use super::model::{ModelDevice, ModelLease, ModelNode, PoolModel, ensure};
 
-/// Effects that a command must have. Grants may come besides.
+/// Effects that a command must have. It may also grant leases.
 #[derive(Debug, Default)]
 struct ExpectedEffects {
     ends: BTreeMap<LeaseId, Vec<EndCause>>,

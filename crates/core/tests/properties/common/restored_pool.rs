@@ -55,7 +55,7 @@ fn rows_of_facts(outcome: &ApplyOutcome) -> Vec<&PoolRow> {
     outcome.rows.iter().filter(is_fact).collect()
 }
 
-/// Reads every device and sees every node again until nothing changes: then one reading tells everything that the live
+/// Reads every device and sees every node again until nothing changes: then one reading shows everything that the live
 /// pool knows, and every waiter that can start has started.
 fn settle(live: &mut PoolSession) -> Result<(), String> {
     for _ in 0..20 {

@@ -65,7 +65,7 @@ impl PoolSession {
         Ok(session)
     }
 
-    /// As [`PoolSession::run`], with the commands in batches of these sizes.
+    /// Same as [`PoolSession::run`], with the commands in batches of these sizes.
     pub fn run_in_batches(world: &RandomWorld, sizes: Vec<usize>) -> Result<Self, String> {
         let mut session = Self::start(world)?;
         session.batches = sizes;
@@ -230,7 +230,7 @@ impl PoolSession {
         self.model.node_by_name(&self.nodes[number].facts(number).name)
     }
 
-    /// Returns commands by which every waiter asks and every holder renews.
+    /// Returns commands by which every waiter sends a heartbeat and every holder renews.
     pub fn renewal_commands(&self) -> Vec<PoolCommand> {
         let entries = self.model.leases.values();
         entries

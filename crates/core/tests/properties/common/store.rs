@@ -1,4 +1,4 @@
-//! Store of the last row about each thing.
+//! Store of the last row of each entity.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ pub const GIB: u64 = 1 << 30;
 /// Emphasis of a world. Every check is on in every world; themes differ in the frequency of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorldTheme {
-    /// A bit of everything.
+    /// A mixture of all steps.
     Everything,
     /// Few devices, many waiters, certain ends, hardly any faults.
     Queueing,
@@ -79,7 +79,7 @@ pub enum WorldAction {
     Drained(LeasePick),
     Fail(LeasePick),
     Revoke(LeasePick, u64),
-    /// Every waiter asks, every holder renews.
+    /// Every waiter sends a heartbeat, every holder renews.
     RenewAll,
     Observe(Index, ReadingSpec),
     SetHealth(Index, DeviceHealth),

@@ -9,7 +9,7 @@ use crate::doctor::evidence::{CgroupMode, DeviceNode, DoctorEvidence, NodeAccess
 use crate::doctor::findings::{DoctorFinding, DoctorSeverity};
 use crate::reported::Reported;
 
-/// Permission bits that deny the user access; the remedy names the group to join.
+/// Reports permission bits that deny the user access; the remedy names the group to join.
 pub(super) fn no_permission(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let mut by_group: BTreeMap<u32, Vec<&DeviceNode>> = BTreeMap::new();
     for node in evidence.nodes().iter().filter(|node| is_needed(node) && node.access == NodeAccess::Denied) {
@@ -32,7 +32,7 @@ pub(super) fn no_permission(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     findings
 }
 
-/// Nodes whose permission bits allow access but whose device control group denies it.
+/// Reports nodes whose permission bits allow access but whose device control group denies it.
 pub(super) fn forbidden_by_control_group(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let nodes: Vec<&DeviceNode> =
         evidence.nodes().iter().filter(|node| is_needed(node) && node.access == NodeAccess::Forbidden).collect();
@@ -48,7 +48,7 @@ pub(super) fn forbidden_by_control_group(evidence: &DoctorEvidence) -> Vec<Docto
     vec![finding]
 }
 
-/// Missing nodes of driven GPUs, for example in a container that was started without them.
+/// Reports missing nodes of driven GPUs, for example in a container that was started without them.
 pub(super) fn nodes_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(vendor, outside, inside): (Vendor, &str, &str)| {
         let missing = missing_nodes(evidence, vendor);
@@ -159,7 +159,7 @@ pub(super) fn join_paths(names: impl IntoIterator<Item = impl AsRef<str>>) -> St
 
 // Restrictions by containers, namespaces and control groups.
 
-/// A PID namespace other than the host's, in which the drivers' process numbers are meaningless.
+/// Reports a PID namespace other than the host's, in which the drivers' process numbers are meaningless.
 pub(super) fn other_pid_namespace(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Run the agent in the host's PID namespace: `--pid=host` (Docker, Podman), `hostPID: true` \
                   (Kubernetes). Until then processes on GPUs are reported as unattributed.";
@@ -169,7 +169,7 @@ pub(super) fn other_pid_namespace(evidence: &DoctorEvidence) -> Vec<DoctorFindin
     vec![DoctorFinding::new("other_pid_namespace", DoctorSeverity::Warning, summary, remedy).based_on(lines)]
 }
 
-/// Limits on jobs that the available control groups cannot enforce.
+/// Reports limits on jobs that the available control groups cannot enforce.
 pub(super) fn cgroup_limits_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     const WANTED: [(&str, &str); 3] = [("cpu", "processor time"), ("memory", "host memory"), ("pids", "processes")];
     let Some(cgroup) = evidence.confinement.cgroup.value() else { return Vec::new() };
@@ -199,7 +199,7 @@ pub(super) fn cgroup_limits_missing(evidence: &DoctorEvidence) -> Vec<DoctorFind
     vec![DoctorFinding::new("cgroup_limits_missing", DoctorSeverity::Note, summary, remedy).based_on(lines)]
 }
 
-/// Unreadable evidence, so that a missing finding is not mistaken for health.
+/// Reports unreadable evidence, so that a missing finding is not mistaken for health.
 pub(super) fn unreadable_evidence(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     fn failed<T>(what: &str, reported: &Reported<T>) -> Option<String> {
         match reported {
@@ -233,7 +233,7 @@ const ROCR: &str = "ROCR_VISIBLE_DEVICES";
 const HIP: &str = "HIP_VISIBLE_DEVICES";
 const NVIDIA: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// Variable with an entry that matches no device; the list ends there.
+/// Reports a variable with an entry that matches no device; the list ends there.
 pub(super) fn invalid_device_list(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let devices = evidence.merged_reading().devices;
     let vendors = [(CUDA, Vendor::Nvidia), (ROCR, Vendor::Amd), (HIP, Vendor::Amd)];
@@ -261,7 +261,7 @@ pub(super) fn invalid_device_list(evidence: &DoctorEvidence) -> Vec<DoctorFindin
     vendors.into_iter().filter_map(finding).collect()
 }
 
-/// Variable that hides every device.
+/// Reports a variable that hides every device.
 pub(super) fn all_devices_hidden(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(name, value): (&&'static str, &String)| {
         let hides = match *name {
@@ -283,7 +283,7 @@ pub(super) fn all_devices_hidden(evidence: &DoctorEvidence) -> Vec<DoctorFinding
     evidence.variables.iter().filter_map(finding).collect()
 }
 
-/// ROCR and HIP lists that are both set: the second indexes into the result of the first.
+/// Reports ROCR and HIP lists that are both set: the second indexes into the result of the first.
 pub(super) fn both_amd_lists(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let (Some(rocr), Some(hip)) = (evidence.variables.get(ROCR), evidence.variables.get(HIP)) else {
         return Vec::new();

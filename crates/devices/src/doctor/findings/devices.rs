@@ -15,7 +15,7 @@ use crate::reported::Reported;
 /// Temperature near which GPUs throttle.
 const HOT_C: i16 = 90;
 
-/// Devices that are lost.
+/// Reports devices that are lost.
 pub(super) fn device_lost(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "The GPU fell off the bus or stopped responding; other devices are not affected. Wait for their work \
                   to end, then reboot. If it happens again, check power supply, cooling and seating (Xid 79).";
@@ -25,7 +25,7 @@ pub(super) fn device_lost(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     })
 }
 
-/// Devices that report themselves unhealthy.
+/// Reports devices that report themselves unhealthy.
 pub(super) fn device_unhealthy(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "The GPU gets no new work. Reset it when it is free (`nvidia-smi --gpu-reset -i <number>`, `amd-smi \
                   reset -G -g <number>`) or reboot; replace it if the errors return.";
@@ -36,7 +36,7 @@ pub(super) fn device_unhealthy(evidence: &DoctorEvidence) -> Vec<DoctorFinding> 
     })
 }
 
-/// Devices that are about to throttle.
+/// Reports devices that are about to throttle.
 pub(super) fn device_hot(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Check fans, dust and air flow; lower the power limit (`nvidia-smi -pl <watts>`, `amd-smi set \
                   --power-cap <watts>`) until it is cooler.";
@@ -48,7 +48,7 @@ pub(super) fn device_hot(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     })
 }
 
-/// GPUs with MIG enabled but no instances: the mode survives a reboot, the instances do not.
+/// Reports GPUs with MIG enabled but no instances: the mode survives a reboot, the instances do not.
 pub(super) fn mig_without_instances(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let reading = evidence.merged_reading();
     let has_instances = |gpu: &DetectedDevice| {
@@ -68,7 +68,7 @@ pub(super) fn mig_without_instances(evidence: &DoctorEvidence) -> Vec<DoctorFind
     })
 }
 
-/// Devices that report full utilization without any process.
+/// Reports devices that report full utilization without any process.
 pub(super) fn utilization_stuck(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     // Outside the host's namespace the process list is empty for another reason.
     if evidence.is_confined() {
@@ -85,7 +85,7 @@ pub(super) fn utilization_stuck(evidence: &DoctorEvidence) -> Vec<DoctorFinding>
     })
 }
 
-/// Devices that share the host's memory.
+/// Reports devices that share the host's memory.
 pub(super) fn unified_memory(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "No action is needed: gpupool shares such a GPU by time, not by memory.";
     let summary = "A GPU shares the memory of the host and has none of its own.";
@@ -117,7 +117,7 @@ fn for_devices(
 
 // Agreement of the bus and the drivers about the GPUs, compared by address and never by spelling.
 
-/// Driven GPUs on the bus that no source of their vendor lists.
+/// Reports driven GPUs on the bus that no source of their vendor lists.
 pub(super) fn gpu_not_reported(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let of_vendor = |(vendor, driver): (Vendor, &str)| {
         let listed = listed_gpus(evidence, vendor)?;
@@ -148,7 +148,7 @@ pub(super) fn gpu_not_reported(evidence: &DoctorEvidence) -> Vec<DoctorFinding> 
     [(Vendor::Nvidia, "nvidia"), (Vendor::Amd, "amdgpu")].into_iter().filter_map(of_vendor).collect()
 }
 
-/// Listed GPUs that are no longer on the bus.
+/// Reports listed GPUs that are no longer on the bus.
 pub(super) fn gpu_not_on_bus(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     // Under WSL, devices belong to the host of the virtual machine and are on no bus of the guest.
     let is_wsl = evidence.kernel_release.value().is_some_and(|release| release.to_lowercase().contains("microsoft"));
@@ -165,7 +165,7 @@ pub(super) fn gpu_not_on_bus(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     vec![finding]
 }
 
-/// Healthy GPUs that are suspended to save power.
+/// Reports healthy GPUs that are suspended to save power.
 pub(super) fn gpu_asleep(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let sleeping = evidence.gpus.value().into_iter().flatten().filter(|gpu| gpu.asleep);
     let remedy = "No action is needed: the GPU wakes when it is used, and is not read until then. To keep it awake, \
@@ -177,7 +177,7 @@ pub(super) fn gpu_asleep(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     vec![finding]
 }
 
-/// Machine without a GPU to share.
+/// Reports a machine without a GPU to share.
 pub(super) fn no_gpu(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let usable = [Vendor::Nvidia, Vendor::Amd].into_iter().any(|vendor| evidence.gpus_of(vendor).next().is_some());
     if usable || !evidence.merged_reading().devices.is_empty() {
@@ -210,7 +210,7 @@ fn listed_gpus(evidence: &DoctorEvidence, vendor: Vendor) -> Option<BTreeSet<Pci
 
 // Faults in the kernel's log, by device.
 
-/// Devices with faults in the kernel's log.
+/// Reports devices with faults in the kernel's log.
 pub(super) fn kernel_log_faults(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let mut by_device: BTreeMap<Option<PciAddress>, Vec<&FaultCount>> = BTreeMap::new();
     for counted in &evidence.kernel_log {

@@ -10,7 +10,7 @@ use crate::source::{SourceError, SourceKind};
 /// Vendor, kernel module and display name of each supported driver.
 const DRIVERS: [(Vendor, &str, &str); 2] = [(Vendor::Nvidia, "nvidia", "NVIDIA"), (Vendor::Amd, "amdgpu", "AMD")];
 
-/// Kernel module and library of different versions, usually after an update.
+/// Reports a kernel module and a library of different versions, usually after an update.
 pub(super) fn version_mismatch(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let mut lines = evidence.errors_with_code("driver_library_mismatch");
     // If the driver works, the library file that was found is not the one in use.
@@ -31,7 +31,7 @@ pub(super) fn version_mismatch(evidence: &DoctorEvidence) -> Vec<DoctorFinding> 
     vec![DoctorFinding::new("driver_library_mismatch", DoctorSeverity::Error, summary, remedy).based_on(lines)]
 }
 
-/// GPUs on the bus without a driver: the driver is not loaded, or does not bind to them.
+/// Reports GPUs on the bus without a driver: the driver is not loaded, or does not bind to them.
 pub(super) fn driver_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let of_vendor = |(vendor, module, name): (Vendor, &str, &str)| {
         let unbound = evidence.gpus_of(vendor).filter(|gpu| gpu.driver.is_none());
@@ -62,8 +62,8 @@ pub(super) fn driver_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     DRIVERS.into_iter().filter_map(of_vendor).collect()
 }
 
-/// NVIDIA GPUs bound to nouveau, the kernel's own driver, or without a driver while nouveau is loaded. It cannot
-/// compute.
+/// Reports NVIDIA GPUs bound to nouveau, the kernel's own driver, or without a driver while nouveau is loaded. It
+/// cannot compute.
 pub(super) fn nouveau_in_use(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let loaded = evidence.has_module("nouveau");
     let holds = |gpu: &&PciGpu| gpu.is_bound_to("nouveau") || loaded && gpu.driver.is_none();
@@ -75,7 +75,7 @@ pub(super) fn nouveau_in_use(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     vec![DoctorFinding::new("nouveau_in_use", DoctorSeverity::Error, summary, remedy).about_gpus(held)]
 }
 
-/// AMD GPUs bound to the driver from before 2015.
+/// Reports AMD GPUs bound to the driver from before 2015.
 pub(super) fn legacy_radeon(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "The radeon driver does not support ROCm and reports few values. Southern and Sea Islands cards can \
                   use amdgpu with the kernel parameters `radeon.si_support=0 radeon.cik_support=0 amdgpu.si_support=1 \
@@ -85,7 +85,7 @@ pub(super) fn legacy_radeon(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     vec![DoctorFinding::new("legacy_radeon_driver", DoctorSeverity::Warning, summary, remedy).about_gpus(held)]
 }
 
-/// GPUs reserved for a virtual machine.
+/// Reports GPUs reserved for a virtual machine.
 pub(super) fn passed_through(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "No action is needed if a virtual machine uses the GPU. To use it here, stop the virtual machine, \
                   unbind the GPU from vfio-pci and remove its id from the `vfio-pci.ids` option.";
@@ -94,7 +94,7 @@ pub(super) fn passed_through(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     vec![DoctorFinding::new("passed_through", DoctorSeverity::Note, summary, remedy).about_gpus(kept)]
 }
 
-/// Missing persistence daemon: without it the driver resets its state of a GPU after each last use.
+/// Reports a missing persistence daemon: without it the driver resets its state of a GPU after each last use.
 pub(super) fn persistence_off(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let driven = evidence.gpus_of(Vendor::Nvidia).filter(|gpu| gpu.is_bound_to("nvidia"));
     // The daemon is invisible from a container; a laptop's GPU should sleep.
@@ -111,7 +111,7 @@ pub(super) fn persistence_off(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
 
 // Errors and warnings of the sources.
 
-/// Sources that do not respond.
+/// Reports sources that do not respond.
 pub(super) fn driver_unresponsive(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let remedy = "Do not use `kill -9` on a hanging program: the device may stay unusable until a reboot. List the \
                   tasks stuck in the driver (state D) with `ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'`, and look \
@@ -122,7 +122,7 @@ pub(super) fn driver_unresponsive(evidence: &DoctorEvidence) -> Vec<DoctorFindin
     vec![DoctorFinding::new("driver_unresponsive", DoctorSeverity::Error, summary, remedy).based_on(lines)]
 }
 
-/// Sources that failed for a reason that no other check covers.
+/// Reports sources that failed for a reason that no other check covers.
 pub(super) fn source_failed(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let finding = |(kind, error): (SourceKind, &SourceError)| {
         let remedy = match error {
@@ -151,7 +151,7 @@ pub(super) fn source_failed(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     evidence.failures().filter_map(finding).collect()
 }
 
-/// NVIDIA driver without its library, for example in a container that was started without it.
+/// Reports an NVIDIA driver without its library, for example in a container that was started without it.
 pub(super) fn library_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let is_missed = is_driven(evidence, Some(Vendor::Nvidia)) && evidence.readings_of(Vendor::Nvidia).next().is_none();
     let missing =
@@ -168,7 +168,7 @@ pub(super) fn library_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     vec![DoctorFinding::new("nvidia_library_missing", DoctorSeverity::Error, summary, remedy).based_on(lines)]
 }
 
-/// AMD compute driver without any of AMD's tools.
+/// Reports an AMD compute driver without any of AMD's tools.
 pub(super) fn rocm_tools_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let has_kfd = evidence.nodes().iter().any(|node| node.name == "kfd");
     let missing = |kind| matches!(evidence.tools.get(&kind), Some(None));
@@ -182,7 +182,7 @@ pub(super) fn rocm_tools_missing(evidence: &DoctorEvidence) -> Vec<DoctorFinding
     vec![DoctorFinding::new("rocm_tools_missing", DoctorSeverity::Note, summary, remedy).based_on(lines)]
 }
 
-/// Problems of sources that lost no device.
+/// Reports problems of sources that lost no device.
 pub(super) fn source_warned(evidence: &DoctorEvidence) -> Vec<DoctorFinding> {
     let readings = evidence.sources.iter().filter_map(|source| Some((source.kind, source.result.as_ref().ok()?)));
     let lines = readings.flat_map(|(kind, reading)| reading.warnings.iter().map(move |text| format!("{kind}: {text}")));
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(codes(&evidence), [""; 0]);
     }
 
-    /// A machine without a driver: nothing bound, nothing loaded, no nodes.
+    /// Creates a machine without a driver: nothing bound, nothing loaded, no nodes.
     fn without_driver(evidence: DoctorEvidence) -> DoctorEvidence {
         let mut evidence = with_modules(bind_all(evidence, None), &[]);
         let gone = SourceError::DriverNotLoaded("no driver".into());

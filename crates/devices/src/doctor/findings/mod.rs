@@ -203,7 +203,7 @@ pub(super) mod tests {
             diagnose(evidence).iter().map(|finding| finding.code).collect()
         }
 
-        /// A healthy machine with two NVIDIA GPUs.
+        /// Returns a healthy machine with two NVIDIA GPUs.
         pub(crate) fn nvidia() -> DoctorEvidence {
             let nodes = ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"];
             DoctorEvidence {
@@ -218,7 +218,7 @@ pub(super) mod tests {
             }
         }
 
-        /// A healthy machine with two AMD GPUs.
+        /// Returns a healthy machine with two AMD GPUs.
         pub(crate) fn amd() -> DoctorEvidence {
             let nodes = ["kfd", "dri/renderD128", "dri/renderD129"];
             DoctorEvidence {
@@ -227,19 +227,19 @@ pub(super) mod tests {
             }
         }
 
-        /// The same machine, seen from a container with all devices.
+        /// Returns the same machine, seen from a container with all devices.
         pub(crate) fn contained(mut evidence: DoctorEvidence) -> DoctorEvidence {
             evidence.confinement.container = vec!["/.dockerenv exists".into()];
             evidence
         }
 
-        /// The same machine with only these modules loaded.
+        /// Returns the same machine with only these modules loaded.
         pub(crate) fn with_modules(mut evidence: DoctorEvidence, modules: &[&str]) -> DoctorEvidence {
             evidence.modules = Reported::Value(modules.iter().map(|name| (*name).to_owned()).collect());
             evidence
         }
 
-        /// The same machine with every GPU bound to `driver`.
+        /// Returns the same machine with every GPU bound to `driver`.
         pub(crate) fn bind_all(mut evidence: DoctorEvidence, driver: Option<&str>) -> DoctorEvidence {
             if let Reported::Value(gpus) = &mut evidence.gpus {
                 gpus.iter_mut().for_each(|gpu| gpu.driver = driver.map(Into::into));
@@ -247,19 +247,19 @@ pub(super) mod tests {
             evidence
         }
 
-        /// The same machine with one source failing.
+        /// Returns the same machine with one source failing.
         pub(crate) fn fail(mut evidence: DoctorEvidence, kind: SourceKind, error: SourceError) -> DoctorEvidence {
             evidence.sources.retain(|source| source.kind != kind);
             evidence.sources.push(failing(kind, error));
             evidence
         }
 
-        /// Outcome of a source that failed.
+        /// Returns the outcome of a source that failed.
         pub(crate) fn failing(kind: SourceKind, error: SourceError) -> SourceResult {
             SourceResult { kind, result: Err(error) }
         }
 
-        /// A device of the first source.
+        /// Returns a device of the first source.
         pub(crate) fn device_mut(evidence: &mut DoctorEvidence, position: usize) -> &mut DetectedDevice {
             &mut evidence.sources[0].result.as_mut().unwrap().devices[position]
         }
@@ -271,7 +271,7 @@ pub(super) mod tests {
             }
         }
 
-        /// Findings of many kinds, from machines with many problems.
+        /// Returns findings of many kinds, from machines with many problems.
         pub(crate) fn every_kind() -> Vec<DoctorFinding> {
             let mut broken = nvidia().with_kernel_log("NVRM: Xid (PCI:0000:01:00): 79");
             device_mut(&mut broken, 0).health = Some(DeviceHealth::Lost);

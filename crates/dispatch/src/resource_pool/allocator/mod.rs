@@ -47,7 +47,7 @@ pub(super) enum AllocatorEffect {
         ticket: AcquireTicket,
         slot: usize,
     },
-    /// Tell the worker to clean up and exit.
+    /// Order the worker to clean up and exit.
     Stop(usize),
     Kill(usize),
 }
@@ -82,7 +82,7 @@ enum SlotState {
         ticket: AcquireTicket,
         until: Option<Instant>,
     },
-    /// Killed or told to exit, and not gone yet.
+    /// Killed or ordered to exit, and not gone yet.
     Ending,
 }
 
@@ -174,7 +174,7 @@ impl WorkerAllocator {
         slot.failures = 0;
         slot.state = match condition {
             WorkerCondition::Reusable if !self.is_closed && !slot.is_dying => SlotState::Free(now),
-            // Includes a worker that was told to exit when the pool closed.
+            // Includes a worker that was ordered to exit when the pool closed.
             _ => SlotState::Ending,
         };
         if condition == WorkerCondition::Unusable {
@@ -184,7 +184,7 @@ impl WorkerAllocator {
         true
     }
 
-    /// Marks a worker as about to exit, so that it is not granted any more. Its holder learns it when the process is
+    /// Marks a worker as about to exit, so that it is not granted any more. Its holder is notified when the process is
     /// gone.
     pub(super) fn mark_dying(&mut self, index: usize) {
         let slot = &mut self.slots[index];
@@ -195,7 +195,7 @@ impl WorkerAllocator {
     }
 
     /// Removes the process of a slot and returns the hold that ends with it. `failure` is the reason if the process
-    /// failed to start or exited by itself.
+    /// failed to start or exited on its own.
     pub(super) fn process_gone(
         &mut self,
         index: usize,
@@ -275,7 +275,7 @@ impl WorkerAllocator {
         self.slots.iter().filter_map(of_slot).chain(waiter).min()
     }
 
-    /// Returns the reason if no worker can be had for now: none runs, and none could be started for a while.
+    /// Returns the reason if no worker is available for now: none runs, and none could be started for a while.
     pub(super) fn unavailable_reason(&self) -> Option<Arc<str>> {
         let is_failing = |slot: &PoolSlot| match slot.state {
             SlotState::Empty => slot.device != DeviceAvailability::Awaited,
@@ -298,7 +298,7 @@ impl WorkerAllocator {
         self.last_failure.as_ref()
     }
 
-    /// Returns the numbers of workers by state, and the failure if none can be had.
+    /// Returns the numbers of workers by state, and the failure if none is available.
     pub(super) fn status(&self) -> ResourcePoolStatus {
         let count = |is: fn(&SlotState) -> bool| self.slots.iter().filter(|slot| is(&slot.state)).count();
         ResourcePoolStatus {
@@ -408,19 +408,19 @@ impl WorkerAllocator {
 pub(super) enum DeviceAvailability {
     Available,
     Awaited,
-    /// The device will never come.
+    /// The slot will never have a device.
     Denied,
 }
 
 impl WorkerAllocator {
-    /// Gives a slot its device, so that its worker may start.
+    /// Assigns a slot its device, so that its worker may start.
     pub(super) fn attach_device(&mut self, index: usize, now: Instant, effects: &mut Vec<AllocatorEffect>) {
         self.slots[index].device = DeviceAvailability::Available;
         self.rebalance(now, effects);
     }
 
     /// Takes the device of a slot, which ends its worker, and returns the hold that ends with it. Another device may
-    /// come.
+    /// follow.
     pub(super) fn detach_device(
         &mut self,
         index: usize,
@@ -442,7 +442,7 @@ impl WorkerAllocator {
         was.holder()
     }
 
-    /// Marks that no device will ever come for this slot.
+    /// Marks that this slot will never have a device.
     pub(super) fn deny_device(&mut self, index: usize, why: Arc<str>, effects: &mut Vec<AllocatorEffect>) {
         self.slots[index].device = DeviceAvailability::Denied;
         self.last_failure = Some(why);

@@ -38,7 +38,7 @@ enum SimulatedProcess {
     None,
     Starting,
     Alive(Option<u64>),
-    /// Told to exit, possibly while held.
+    /// Ordered to exit, possibly while held.
     Ending(Option<u64>),
 }
 

@@ -241,7 +241,7 @@ impl AccountingModel {
     }
 }
 
-/// More cases with `PROPTEST_CASES`.
+/// Returns the configuration; `PROPTEST_CASES` sets the number of cases.
 fn config() -> ProptestConfig {
     let usual = ProptestConfig::default();
     ProptestConfig { cases: usual.cases.max(400), failure_persistence: None, ..usual }
