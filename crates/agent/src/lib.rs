@@ -1,6 +1,6 @@
 //! The agent: the daemon that shares the GPUs of a node.
 //!
-//! It has four parts, and data flows between them in one direction:
+//! It has four parts. Requests go from left to right; authority and node send each other only reports and orders:
 //!
 //! ```text
 //!   clients ──▶ net ──▶ http ──┬──▶ node ──reports──▶ authority ──▶ store

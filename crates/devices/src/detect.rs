@@ -237,6 +237,9 @@ mod tests {
     fn source_names_are_parsed_and_an_unknown_one_lists_the_allowed() {
         assert_eq!("nvidia_smi".parse(), Ok(SourceChoice::Only(SourceKind::NvidiaSmi)));
         assert_eq!(" AUTO ".parse(), Ok(SourceChoice::Auto));
-        assert!("cuda".parse::<SourceChoice>().unwrap_err().to_string().contains("rocm-smi"));
+        let error = "cuda".parse::<SourceChoice>().unwrap_err().to_string();
+        for kind in SourceKind::ALL.into_iter().filter(|kind| *kind != SourceKind::Simulated) {
+            assert!(error.contains(kind.name()), "{error}: {kind} is not listed");
+        }
     }
 }

@@ -32,11 +32,11 @@ impl OrderQueue {
     /// Sends an order after those that wait.
     pub(super) fn push(&mut self, order: NodeOrder) {
         self.backlog.push_back(order);
-        self.flush();
+        self.send_backlog();
     }
 
     /// Sends the orders that the node can take now.
-    pub(super) fn flush(&mut self) {
+    pub(super) fn send_backlog(&mut self) {
         while let Some(order) = self.backlog.pop_front() {
             if let Err(order) = self.link.send(order) {
                 self.backlog.push_front(order);
@@ -83,7 +83,7 @@ impl AuthorityThread {
             self.publish_effect(effect);
         }
         for queue in self.links.values_mut() {
-            queue.flush();
+            queue.send_backlog();
         }
         let new: Vec<_> = self.unlogged[logged..].to_vec();
         let events = self.events.clone();

@@ -276,7 +276,7 @@ impl LeaseHold {
     }
 }
 
-/// Reader of leases, one per line; empty lines are heartbeats.
+/// Reader of leases, one per line; empty lines only keep the connection open.
 #[derive(Debug)]
 struct LeaseLineReader {
     client: AgentClient,

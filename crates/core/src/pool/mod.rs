@@ -43,7 +43,7 @@ pub enum PoolCommand {
     Tick,
 
     /// A node reports. The list contains devices that are new, changed, or seen for the first time since a restart;
-    /// every other device stays as it is. A report without devices is a heartbeat.
+    /// every other device stays as it is. A report without devices only shows that the node is there.
     NodeSeen {
         facts: NodeFacts,
         devices: Vec<DeviceFacts>,
