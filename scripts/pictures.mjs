@@ -73,12 +73,12 @@ ${texts.join("\n")}
 }
 
 /** Output of a command in a terminal of 100 columns, with its escapes. */
-async function capture(command, lastWords) {
+async function capture(command, heading) {
   const session = `gpupool-pictures-${process.pid}`;
   const tmux = (...words) => execFileSync("tmux", words, { encoding: "utf8" });
   tmux("-f", "/dev/null", "new-session", "-d", "-s", session, "-x", "100", "-y", "40", `${command}; sleep 60`);
   try {
-    while (!tmux("capture-pane", "-p", "-t", session).includes(lastWords)) await sleep(100);
+    while (!tmux("capture-pane", "-p", "-t", session).includes(heading)) await sleep(100);
     await sleep(500);
     return tmux("capture-pane", "-e", "-p", "-t", session);
   } finally {
@@ -128,7 +128,7 @@ try {
   await putUnderLoad();
   // Simulated load grows gradually, like that of a job.
   await sleep(20_000);
-  const status = await capture(`'${binary}' status --endpoint '${address}'`, "WAITING");
+  const status = await capture(`'${binary}' status --endpoint '${address}'`, "QUEUE");
   const command = [{ words: "$ ", style: { faint: true } }, { words: "gpupool status", style: { bold: true } }];
   const lines = [command, ...styledRuns(status)];
   for (const [name, theme] of Object.entries(THEMES)) writeFileSync(join(folder, `status-${name}.svg`), terminal(lines, theme));
