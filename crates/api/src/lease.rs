@@ -46,8 +46,10 @@ pub struct LeaseBody {
     pub ended_at: Option<String>,
     /// Time to live without a renewal. Clients renew after a third of it.
     pub ttl_secs: f64,
-    /// Priority; higher is served first.
+    /// Requested priority; higher is served first.
     pub priority: i32,
+    /// Priority in the queue: with the policy's boost and the gain by waiting. `null` if the lease does not wait.
+    pub queue_priority: Option<i32>,
     /// Holder that replaces renewals: `process`, `cgroup` or `connection`.
     pub holder: Option<HolderBody>,
     /// Whether processes of the ended lease still run on its devices.

@@ -47,6 +47,7 @@ pub fn lease_body(
         ended_at: lease.ended_at.map(&iso),
         ttl_secs: lease.request.ttl.0 as f64 / 1000.0,
         priority: lease.request.priority,
+        queue_priority: explanation.map(|why| why.priority),
         holder: lease.holder.as_ref().map(holder),
         draining: lease.draining,
         labels: lease.request.labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect(),

@@ -2,20 +2,19 @@
 //!
 //! The file uses fractions of a GPU, memory with a unit, durations and GPU-hours; the pool uses thousandths, bytes and
 //! milliseconds. A key that a policy omits has the default of the API: at least a tenth of a GPU, ten leases per
-//! device, and at least one GPU.
+//! device, at least one GPU, and no priority above 0.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpupool_core::{
-    Labels, Millis, OwnerQuota, Policies, PolicyMatch, QueueOrder, RequestPolicy, Share, limits::MAX_PRIORITY,
-};
+use gpupool_core::{Labels, Millis, OwnerQuota, Policies, PolicyMatch, RequestPolicy, Share, limits::MAX_PRIORITY};
 use toml::de::DeTable;
 
 use crate::limits;
 use crate::load::Resolver;
 use crate::problem::{ConfigProblem, SettingOrigin, nearest};
+use crate::settings::QueueSettings;
 use crate::value::{self, RawValue, ValueKind, list, shortened};
 
 /// Upper limit of `max_duration`: one year.
@@ -26,7 +25,7 @@ const MAX_QUOTA_GPUS: f64 = 1_000_000.0;
 pub(crate) const QUOTA_KEYS: [&str; 3] = ["gpus", "gpu_hours", "weight"];
 
 /// Reads all rules of the file.
-pub(crate) fn read_rules(from: &mut Resolver<'_>, queue: QueueOrder, period: Duration) -> Policies {
+pub(crate) fn read_rules(from: &mut Resolver<'_>, queue: &QueueSettings, period: Duration) -> Policies {
     let policies = read_policies(from);
     let fallback = from.file.remove_entry("default_policy").and_then(|(key, node)| {
         let (path, name) = ("default_policy".to_owned(), "default".to_owned());
@@ -38,8 +37,9 @@ pub(crate) fn read_rules(from: &mut Resolver<'_>, queue: QueueOrder, period: Dur
         fallback: fallback.unwrap_or_default(),
         quotas,
         default_quota,
-        queue,
+        queue: queue.order,
         period: Millis(period.as_millis() as u64),
+        ageing_step: Millis(queue.ageing_step.as_millis() as u64),
     }
 }
 
@@ -98,6 +98,7 @@ fn read_policy(
         max_memory: rules.take("max_memory", &value::memory()),
         sharing_allowed: rules.take("sharing", &value::boolean()).unwrap_or(rules_at_api.sharing_allowed),
         isolation_allowed: rules.take("isolation", &list(value::isolation())).unwrap_or_default(),
+        max_priority: rules.take("max_priority", &value::whole(0..=MAX_PRIORITY)).unwrap_or(rules_at_api.max_priority),
         priority_boost: rules.take("priority_boost", &value::whole(-MAX_PRIORITY..=MAX_PRIORITY)).unwrap_or(0),
         max_duration: rules
             .take("max_duration", &value::seconds(0.001..=MAX_DURATION_SECS))

@@ -113,7 +113,7 @@ macro_rules! settings {
                     },)+
                     policies: Policies::default(),
                 };
-                config.policies = crate::policies::read_rules(from, config.queue.order, config.quota.period);
+                config.policies = crate::policies::read_rules(from, &config.queue, config.quota.period);
                 config
             }
         }
@@ -250,6 +250,10 @@ settings! { machine;
     queue: QueueSettings {
         /// Order of waiting requests: by arrival, or the owner with the least use per weight first.
         order: QueueOrder = QueueOrder::Fifo, queue_order() => [live];
+        /// Waiting time that raises the priority of a request by 1, up to the highest `max_priority` of all policies; 0 for
+        /// never.
+        ageing_step: Duration = Duration::from_millis(Policies::default().ageing_step.0), seconds(0.0..=31_536_000.0)
+            => [live];
     }
 
     /// Quotas of owners; see below.

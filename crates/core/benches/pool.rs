@@ -111,7 +111,7 @@ fn apply(pool: &mut Pool, command: PoolCommand, out: &mut ApplyOutcome) -> Resul
 }
 
 fn ask(pool: &mut Pool, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<LeaseId, CommandDenied> {
-    match apply(pool, PoolCommand::Request { request: request.clone(), key: None }, out)? {
+    match apply(pool, PoolCommand::Request { request: request.clone(), key: None, by_admin: false }, out)? {
         CommandReply::Lease(lease) => Ok(lease),
         other => unreachable!("a request is answered with a lease, not {other:?}"),
     }

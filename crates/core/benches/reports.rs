@@ -95,7 +95,7 @@ impl ReportingFleet {
     }
 
     fn ask(&mut self, request: Request) -> LeaseId {
-        let command = PoolCommand::Request { request: Arc::new(request), key: None };
+        let command = PoolCommand::Request { request: Arc::new(request), key: None, by_admin: false };
         match self.pool.apply(self.now, command).0 {
             Ok(CommandReply::Lease(lease)) => lease,
             other => panic!("a request is answered with a lease, not {other:?}"),
@@ -222,7 +222,7 @@ fn print_table() {
             let start = Instant::now();
             pool.apply_all(PoolTime(0), [command]);
             registering.push(start.elapsed());
-            let request = PoolCommand::Request { request: Arc::new(Request::default()), key: None };
+            let request = PoolCommand::Request { request: Arc::new(Request::default()), key: None, by_admin: false };
             let start = Instant::now();
             let (answers, _) = pool.apply_all(PoolTime(0), [request]);
             asking.push(start.elapsed());

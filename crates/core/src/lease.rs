@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::DeviceId;
+use crate::policy::QueuePriority;
 use crate::request::PlacementStrategy;
 use crate::row::LeaseRow;
 use crate::units::{Bytes, PoolTime, Share};
@@ -158,17 +159,24 @@ pub struct Lease {
     pub expires_at: Option<PoolTime>,
     pub(crate) followed_at: PoolTime,
     pub(crate) deadline: Option<PoolTime>,
+    /// Priority under which it waits, while it does.
+    pub(crate) queue_priority: QueuePriority,
 }
 
 impl Lease {
     /// Continues a lease from its row with one full ttl and one full wait.
     pub(crate) fn from_row(row: LeaseRow, now: PoolTime) -> Self {
         let expires_at = (row.state == LeaseState::Active).then(|| now.after(row.request.ttl));
-        Self { row, expires_at, followed_at: now, deadline: None }
+        Self { row, expires_at, followed_at: now, deadline: None, queue_priority: QueuePriority::default() }
     }
 
     pub fn row(&self) -> &LeaseRow {
         &self.row
+    }
+
+    /// Returns the end of the longest time in the queue.
+    pub(crate) fn wait_end(&self) -> Option<PoolTime> {
+        self.request.wait_limit.map(|limit| self.created_at.after(limit))
     }
 
     /// Returns the latest possible end, by promises only, because heartbeats can extend the ttl forever.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Labels, labels_match};
+use crate::limits;
 use crate::request::{FieldError, IsolationLevel, PlacementStrategy, Request, RequestedAmount};
-use crate::units::{Bytes, Millis, Share};
+use crate::units::{Bytes, Millis, PoolTime, Share};
 
 /// Size of a request, by which policies can select.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -77,7 +78,9 @@ pub struct RequestPolicy {
     pub sharing_allowed: bool,
     /// Permitted isolation; empty permits any.
     pub isolation_allowed: Vec<IsolationLevel>,
-    /// Added to the request's priority.
+    /// Highest priority that a request may ask for, unless an administrator makes it.
+    pub max_priority: i32,
+    /// Added to the request's priority after the check of `max_priority`.
     pub priority_boost: i32,
     /// Longest time a lease may be held; also applies to requests that name none.
     pub max_duration: Option<Millis>,
@@ -92,7 +95,8 @@ pub struct RequestPolicy {
 }
 
 impl Default for RequestPolicy {
-    /// Returns the default rules of the API: at least one GPU, at least a tenth of it, and ten allocations per device.
+    /// Returns the default rules of the API: at least one GPU, at least a tenth of it, ten allocations per device, and no
+    /// priority above 0.
     fn default() -> Self {
         Self {
             name: Arc::from("default"),
@@ -103,6 +107,7 @@ impl Default for RequestPolicy {
             max_memory: None,
             sharing_allowed: true,
             isolation_allowed: Vec::new(),
+            max_priority: 0,
             priority_boost: 0,
             max_duration: None,
             node_selector: Arc::default(),
@@ -114,11 +119,13 @@ impl Default for RequestPolicy {
 }
 
 impl RequestPolicy {
-    /// Returns a policy without rules, as in simulations: any share, host-only requests, no limit on allocations.
+    /// Returns a policy without rules, as in simulations: any share, any priority, host-only requests, no limit on
+    /// allocations.
     pub fn unlimited() -> Self {
         Self {
             name: Arc::from("unlimited"),
             min_share: None,
+            max_priority: limits::MAX_PRIORITY,
             max_allocations: None,
             gpu_required: false,
             ..Self::default()
@@ -145,7 +152,13 @@ impl RequestPolicy {
         u32::from(self.max_allocations.unwrap_or(10).max(1))
     }
 
-    /// Returns the rule that `request` violates, if any.
+    /// Returns the violation by a request whose priority is above the limit.
+    pub(crate) fn find_priority_violation(&self, request: &Request) -> Option<PolicyViolation> {
+        let (asked, most) = (request.priority, self.max_priority);
+        (asked > most).then_some(PolicyViolation::MaxPriority { asked, most })
+    }
+
+    /// Returns the rule that `request` violates, if any, apart from its priority.
     pub(crate) fn find_violation(&self, request: &Request) -> Option<PolicyViolation> {
         if request.gpus == 0 {
             return self.gpu_required.then_some(PolicyViolation::GpuRequired);
@@ -198,6 +211,8 @@ pub enum PolicyViolation {
     IsolationAllowed(IsolationLevel),
     #[error("max_duration_secs: {asked} is not allowed; it must be at most {most}")]
     MaxDuration { asked: Millis, most: Millis },
+    #[error("priority: {asked} is not allowed; it must be at most {most}, the policy's max_priority")]
+    MaxPriority { asked: i32, most: i32 },
 }
 
 /// Quota of one owner.
@@ -242,6 +257,19 @@ pub struct Policies {
     pub queue: QueueOrder,
     /// Period over which GPU-hours are counted.
     pub period: Millis,
+    /// Waiting time that raises the priority of a request by 1; 0 for never.
+    pub ageing_step: Millis,
+}
+
+/// Priority of a waiting request in the queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct QueuePriority {
+    /// Priority of the request with the policy's boost and the gain by waiting.
+    pub priority: i32,
+    /// Gain by waiting.
+    pub gained: i32,
+    /// Time of the next rise.
+    pub rises_at: Option<PoolTime>,
 }
 
 impl Default for Policies {
@@ -253,18 +281,37 @@ impl Default for Policies {
             default_quota: OwnerQuota::default(),
             queue: QueueOrder::Fifo,
             period: Millis::from_mins(7 * 24 * 60),
+            ageing_step: Millis::from_mins(60),
         }
     }
 }
 
 impl Policies {
-    /// Returns policies without any rule; see [`RequestPolicy::unlimited`].
+    /// Returns policies without any rule and without ageing; see [`RequestPolicy::unlimited`].
     pub fn unlimited() -> Self {
-        Self { fallback: RequestPolicy::unlimited(), ..Self::default() }
+        Self { fallback: RequestPolicy::unlimited(), ageing_step: Millis::ZERO, ..Self::default() }
     }
 
     pub fn policy_for(&self, request: &Request) -> &RequestPolicy {
         self.policies.iter().find(|policy| policy.applies_to.matches(request)).unwrap_or(&self.fallback)
+    }
+
+    /// Returns the priority in the queue of a request that has waited since `created_at`.
+    ///
+    /// Each `ageing_step` raises it by 1, up to the highest `max_priority` of all policies. So requests that users may
+    /// make overtake it for a limited time only, and boosts of policies stay above it.
+    pub(crate) fn queue_priority(&self, request: &Request, created_at: PoolTime, now: PoolTime) -> QueuePriority {
+        let base = request.priority.saturating_add(self.policy_for(request).priority_boost);
+        let highest = self.policies.iter().chain([&self.fallback]).map(|policy| policy.max_priority).max();
+        let most_gain = highest.map_or(0, |highest| highest.saturating_sub(base).max(0));
+        if most_gain == 0 || self.ageing_step.is_zero() {
+            return QueuePriority { priority: base, gained: 0, rises_at: None };
+        }
+        let steps = now.since(created_at).0 / self.ageing_step.0;
+        let gained = i32::try_from(steps).unwrap_or(i32::MAX).min(most_gain);
+        let next_rise = || created_at.0.checked_add((steps + 1).checked_mul(self.ageing_step.0)?).map(PoolTime);
+        let rises_at = if gained < most_gain { next_rise() } else { None };
+        QueuePriority { priority: base.saturating_add(gained), gained, rises_at }
     }
 
     pub fn quota_of(&self, owner: &str) -> &OwnerQuota {
@@ -274,7 +321,7 @@ impl Policies {
     /// Checks that the rules are consistent; the error names the first that is not.
     pub fn validate(&self) -> Result<(), FieldError> {
         for policy in self.policies.iter().chain([&self.fallback]) {
-            if policy.name.is_empty() || policy.name.len() > crate::limits::MAX_NAME_BYTES {
+            if policy.name.is_empty() || policy.name.len() > limits::MAX_NAME_BYTES {
                 return Err(FieldError::new("policy.name", &policy.name, "1..=253 bytes"));
             }
             let bounds = policy.min_share.zip(policy.max_share);
@@ -283,6 +330,9 @@ impl Policies {
             }
             if policy.max_duration.is_some_and(Millis::is_zero) {
                 return Err(FieldError::new("policy.max_duration", 0, "above 0"));
+            }
+            if !(0..=limits::MAX_PRIORITY).contains(&policy.max_priority) {
+                return Err(FieldError::new("policy.max_priority", policy.max_priority, "0..=1000000"));
             }
             if policy.max_allocations == Some(0) {
                 return Err(FieldError::new("policy.max_allocations", 0, "at least 1"));

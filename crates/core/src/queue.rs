@@ -100,6 +100,17 @@ impl RequestQueue {
         }
     }
 
+    /// Changes the priority of a waiting request, and returns whether this changed the rank of its lane.
+    pub fn set_priority(&mut self, lane_key: LaneKey, seq: u64, before: i32, after: i32) -> bool {
+        let Some(&id) = self.lanes_by_key.get(&lane_key) else { return false };
+        let rank = self.lane(id).rank(id);
+        self.update_lane(id, |lane| {
+            let lease = lane.waiting.remove(&(Reverse(before), seq));
+            lane.waiting.extend(lease.map(|lease| ((Reverse(after), seq), lease)));
+        });
+        self.lane(id).rank(id) != rank
+    }
+
     /// Moves an owner's lanes to its current fairness.
     pub fn set_fairness(&mut self, owner: OwnerId, fairness: (u64, u64)) {
         let lanes = self.lanes_by_key.range((owner, RequestClassId(0))..=(owner, RequestClassId(u32::MAX)));

@@ -109,7 +109,7 @@ impl SimulatedCluster {
 
     /// Requests a task; `None` if it found no place.
     pub fn place_task(&mut self, task_type: usize) -> Option<LeaseId> {
-        let command = PoolCommand::Request { request: self.requests[task_type].clone(), key: None };
+        let command = PoolCommand::Request { request: self.requests[task_type].clone(), key: None, by_admin: false };
         let version = self.pool.workload_version();
         let start = Instant::now();
         let lease = self.apply(command);

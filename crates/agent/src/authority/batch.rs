@@ -169,7 +169,10 @@ impl AuthorityThread {
     }
 
     fn apply_caller_command(&mut self, message: CallerCommand, outcome: &mut ApplyOutcome) -> AppliedCommand {
-        let CallerCommand { command, caller, wait_until, reply } = message;
+        let CallerCommand { mut command, caller, wait_until, reply } = message;
+        if let PoolCommand::Request { by_admin, .. } = &mut command {
+            *by_admin = caller.role == Role::Admin;
+        }
         let retry = only_gives_back(&command).then(|| command.clone());
         let request = match &command {
             PoolCommand::Request { key, .. } => Some(RequestFollowUp { has_key: key.is_some(), wait_until }),
@@ -227,7 +230,7 @@ impl AuthorityThread {
     fn check_rights(&self, caller: &Caller, command: &PoolCommand) -> Result<(), Refusal> {
         let forbidden = |why: String| Err(Refusal::Forbidden(why.into()));
         match command {
-            PoolCommand::Request { request, key } => {
+            PoolCommand::Request { request, key, .. } => {
                 if caller.role == Role::Reader {
                     return forbidden(
                         "leasing over the network needs a token; create one with gpupool token create".into(),

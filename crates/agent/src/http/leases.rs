@@ -55,7 +55,8 @@ pub(super) async fn create(
     let key = parse_key(&headers)?;
     let request = Arc::new(Request::try_from(body)?);
     // A client that hangs up while it waits cancels its request, unless a key lets it return.
-    let reply = app.authority.ask_and_wait(caller, PoolCommand::Request { request, key }, wait).await?;
+    let reply =
+        app.authority.ask_and_wait(caller, PoolCommand::Request { request, key, by_admin: false }, wait).await?;
     let lease = lease_in(reply)?;
     tracing::Span::current().record("lease", lease.id);
     Ok(created_response(with_environment(&app, lease)))

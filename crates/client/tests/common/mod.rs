@@ -252,6 +252,7 @@ pub fn lease(id: u64, state: LeaseState) -> LeaseBody {
         ended_at: None,
         ttl_secs: 1.0,
         priority: 0,
+        queue_priority: None,
         holder: None,
         draining: false,
         labels: Default::default(),

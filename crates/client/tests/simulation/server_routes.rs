@@ -78,7 +78,7 @@ fn create(server: &SimulatedServer, owner: &str, request: &HttpRequest, body: &[
         Ok(request) => Arc::new(request),
         Err(error) => return refusal_response(&error.into()),
     };
-    match server.apply(PoolCommand::Request { request, key }) {
+    match server.apply(PoolCommand::Request { request, key, by_admin: false }) {
         Ok(CommandReply::Lease(lease)) => {
             let body = lease_body(server, lease).unwrap();
             let status = match body.state {

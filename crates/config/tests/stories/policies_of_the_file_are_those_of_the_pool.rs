@@ -20,6 +20,7 @@ fn units_of_the_file_become_units_of_the_pool() {
         max_memory = "24GiB"
         sharing = true
         isolation = ["none", "time-slicing"]
+        max_priority = 20
         priority_boost = -5
         max_duration = "1h30m"
         node_selector = { zone = "a" }
@@ -36,7 +37,8 @@ fn units_of_the_file_become_units_of_the_pool() {
     assert_eq!((policy.min_share, policy.max_share), (Some(Share(250)), Some(Share(500))));
     assert_eq!(policy.max_memory, Bytes::from_mib(24 * 1024));
     assert_eq!(policy.isolation_allowed, [IsolationLevel::None, IsolationLevel::TimeSlicing]);
-    assert_eq!((policy.priority_boost, policy.max_duration), (-5, Some(Millis::from_mins(90))));
+    assert_eq!((policy.max_priority, policy.priority_boost), (20, -5));
+    assert_eq!(policy.max_duration, Some(Millis::from_mins(90)));
     assert_eq!(policy.node_selector.get("zone").map(|value| &**value), Some("a"));
     assert_eq!(policy.preferred_models.iter().map(|model| &**model).collect::<Vec<_>>(), ["H100"]);
     assert_eq!((policy.max_allocations, policy.gpu_required, policy.sharing_allowed), (Some(4), false, true));
@@ -45,10 +47,11 @@ fn units_of_the_file_become_units_of_the_pool() {
 
 #[test]
 fn quotas_and_queue_order_are_read() {
-    let text = "queue.order = 'fair_share'\n[quota]\nperiod = '1d'\n[quota.default]\ngpus = 1\n\
+    let text = "queue.order = 'fair_share'\nqueue.ageing_step = '20m'\n[quota]\nperiod = '1d'\n[quota.default]\ngpus = 1\n\
                 [quota.owners.ann]\ngpus = 2.5\ngpu_hours = 40\nweight = 3\n[quota.owners.'dr. bob']\nweight = 2";
     let policies = loaded(&from_file(text)).config.policies;
     assert_eq!((policies.queue, policies.period), (QueueOrder::FairShare, Millis::from_mins(24 * 60)));
+    assert_eq!(policies.ageing_step, Millis::from_mins(20));
     assert_eq!(*policies.quota_of("ann"), OwnerQuota { held: Some(Share(2500)), share_hours: Some(40_000), weight: 3 });
     assert_eq!(*policies.quota_of("dr. bob"), OwnerQuota { weight: 2, ..OwnerQuota::default() });
     assert_eq!(*policies.quota_of("carl"), OwnerQuota { held: Some(Share(1000)), ..OwnerQuota::default() });
@@ -67,6 +70,8 @@ fn a_bad_rule_is_named_by_its_path() {
             "gpupool.toml:2: policy[0].max_memory: 24 is not allowed; it must be an amount of memory",
         ),
         ("[[policy]]\n[[policy]]\nstrategy = 'bestfit'", "policy[1].strategy: \"bestfit\" is not allowed"),
+        ("[default_policy]\nmax_priority = -1", "default_policy.max_priority: -1 is not allowed"),
+        ("queue.ageing_step = -1", "queue.ageing_step: -1 is not allowed"),
         ("[[policy]]\nsizes = ['big']", "one of host-only, part, whole, several"),
         ("[[policy]]\nmax_fraction = 2", "from 0.001 to 1.0"),
         ("[[policy]]\nlabels = 'x'", "policy[0].labels: a value is not allowed"),

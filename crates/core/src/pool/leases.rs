@@ -21,6 +21,7 @@ impl Pool {
         &mut self,
         request: Arc<Request>,
         key: Option<Arc<str>>,
+        by_admin: bool,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
         request.validate()?;
@@ -33,7 +34,7 @@ impl Pool {
             }
         }
         let is_new = self.owners.find(&request.owner).is_none();
-        let terms = self.resolve_terms(&request, out)?;
+        let terms = self.resolve_terms(&request, by_admin, out)?;
         let fairness = self.owners.fairness_of(terms.owner, &self.policies);
         let waiters_may_go = self.needs_pass && !self.queue.is_empty();
         let mut placement = self.find_on_arrival(&terms, fairness);
@@ -74,10 +75,16 @@ impl Pool {
     }
 
     /// Resolves the policy and class of a request, or returns the reason why it can never be served.
-    fn resolve_terms(&mut self, request: &Arc<Request>, out: &mut ApplyOutcome) -> Result<RequestTerms, CommandDenied> {
+    fn resolve_terms(
+        &mut self,
+        request: &Arc<Request>,
+        by_admin: bool,
+        out: &mut ApplyOutcome,
+    ) -> Result<RequestTerms, CommandDenied> {
         self.inventory.refresh();
         let policy = self.policies.policy_for(request);
-        if let Some(rule) = policy.find_violation(request) {
+        let priority_violation = if by_admin { None } else { policy.find_priority_violation(request) };
+        if let Some(rule) = policy.find_violation(request).or(priority_violation) {
             return Err(CommandDenied::Policy { policy: policy.name.clone(), rule });
         }
         let shape = RequestShape::of(request, policy);
@@ -214,7 +221,11 @@ impl Pool {
             let lease = self.lease_mut(id);
             let cause = match lease.state {
                 LeaseState::Queued if lease.followed_at.after(limits::WAITER_PATIENCE) <= at => EndCause::Abandoned,
-                LeaseState::Queued => EndCause::WaitLimitPassed,
+                LeaseState::Queued if lease.wait_end().is_some_and(|end| end <= at) => EndCause::WaitLimitPassed,
+                LeaseState::Queued => {
+                    self.raise_priority(id);
+                    continue;
+                }
                 LeaseState::Offered => EndCause::OfferLapsed,
                 LeaseState::Active if lease.revoke_at.is_some_and(|end| end <= at) => EndCause::Revoked,
                 LeaseState::Active if lease.hard_end.is_some_and(|end| end <= at) => EndCause::MaxDurationPassed,
@@ -230,6 +241,19 @@ impl Pool {
             self.quota_deadline = None;
             self.needs_pass = true;
         }
+    }
+
+    /// Moves a waiting request to the priority that it has gained by waiting.
+    fn raise_priority(&mut self, id: LeaseId) {
+        let lane_key = self.lane_key(id);
+        let (now, seq) = (self.now, self.lease_mut(id).seq);
+        let lease = &self.leases[&id];
+        let before = lease.queue_priority.priority;
+        let after = self.policies.queue_priority(&lease.request, lease.created_at, now);
+        self.lease_mut(id).queue_priority = after;
+        self.set_deadline(id);
+        // A request that goes ahead of another one may start on devices that the other one could use.
+        self.needs_pass |= self.queue.set_priority(lane_key, seq, before, after.priority);
     }
 
     pub(super) fn release_lease(&mut self, id: LeaseId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {
@@ -437,8 +461,8 @@ pub(super) fn deadline_of(lease: &Lease, settings: PoolSettings) -> Option<PoolT
     match lease.state {
         LeaseState::Queued => earliest([
             Some(lease.followed_at.after(limits::WAITER_PATIENCE)),
-            lease.request.wait_limit.map(|limit| lease.created_at.after(limit)),
-            None,
+            lease.wait_end(),
+            lease.queue_priority.rises_at,
         ]),
         LeaseState::Offered => {
             earliest([lease.granted_at.map(|at| at.after(limits::OFFER_LIFETIME)), lease.hard_end, None])

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::classes::{RequestClassId, RequestClasses, RequestShape};
+use crate::classes::{RequestClasses, RequestShape};
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::inventory::DeviceInventory;
@@ -28,7 +28,7 @@ use crate::lease::{Lease, LeaseHolder, LeaseState};
 use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply};
 use crate::placement::scored;
 use crate::policy::Policies;
-use crate::queue::{OwnerAccounts, OwnerId, RequestQueue, WaitingNeeds};
+use crate::queue::{LaneKey, OwnerAccounts, RequestQueue, WaitingNeeds};
 use crate::reading::DeviceReading;
 use crate::request::Request;
 use crate::row::{PoolCounters, PoolRow};
@@ -65,7 +65,13 @@ pub enum PoolCommand {
     SetHealth { device: DeviceId, health: DeviceHealth },
 
     /// A request. Repeated with the same key and owner, it is granted once.
-    Request { request: Arc<Request>, key: Option<Arc<str>> },
+    Request {
+        request: Arc<Request>,
+        key: Option<Arc<str>>,
+        /// Whether an administrator makes the request. Then `max_priority` does not limit its priority.
+        #[serde(default)]
+        by_admin: bool,
+    },
     /// A heartbeat of a waiter, which keeps it in the queue.
     Follow { lease: LeaseId },
     /// Accept an offer.
@@ -201,7 +207,7 @@ impl Pool {
             PoolCommand::Links { node, links } => self.set_links(node, links, out),
             PoolCommand::Observe { device, reading } => self.observe_device(device, &reading, out),
             PoolCommand::SetHealth { device, health } => self.set_health(device, health, out),
-            PoolCommand::Request { request, key } => self.request_lease(request, key, out),
+            PoolCommand::Request { request, key, by_admin } => self.request_lease(request, key, by_admin, out),
             PoolCommand::Follow { lease } => self.follow_lease(lease),
             PoolCommand::Confirm { lease, token } => self.confirm_offer(lease, token, out),
             PoolCommand::Renew { lease, token } => self.renew_lease(lease, token),
@@ -243,7 +249,9 @@ impl Pool {
         policies.validate()?;
         out.rows.push(PoolRow::Policies(Box::new(policies.clone())));
         self.policies = policies;
-        self.requeue_all();
+        for id in self.requeue_all() {
+            self.set_deadline(id);
+        }
         self.needs_pass = true;
         Ok(CommandReply::Done)
     }
@@ -293,14 +301,13 @@ impl Pool {
         }
     }
 
-    /// Returns the owner, class and priority under which a waiting lease is queued.
-    fn queue_terms(&mut self, id: LeaseId) -> (OwnerId, RequestClassId, i32) {
+    /// Returns the owner and class under which a waiting lease is queued.
+    fn lane_key(&mut self, id: LeaseId) -> LaneKey {
         let request = self.lease_mut(id).request.clone();
         let policy = self.policies.policy_for(&request);
         let shape = RequestShape::of(&request, policy);
-        let priority = request.priority.saturating_add(policy.priority_boost);
         let class = self.classes.intern(shape, &self.inventory);
-        (self.owners.get_or_open(&request.owner, self.now), class, priority)
+        (self.owners.get_or_open(&request.owner, self.now), class)
     }
 }
 
@@ -372,6 +379,10 @@ impl Pool {
                 return Err(format!("lease {id} is {:?} and ended for {:?}", lease.state, lease.cause));
             }
             waiting += usize::from(lease.state == LeaseState::Queued);
+            let queue_priority = self.policies.queue_priority(&lease.request, lease.created_at, self.now);
+            if lease.state == LeaseState::Queued && lease.queue_priority != queue_priority {
+                return Err(format!("lease {id} waits with {:?}, not {queue_priority:?}", lease.queue_priority));
+            }
             if lease.deadline != leases::deadline_of(lease, self.settings) {
                 return Err(format!("lease {id} has the wrong deadline {:?}", lease.deadline));
             }

@@ -123,7 +123,7 @@ impl Pool {
                 // A passed request of this class already claims everything that this one could use.
                 continue;
             }
-            let terms = self.current_terms(id, class, owner, key.0.0);
+            let terms = self.current_terms(id, class, owner);
             if is_passed && terms.max_duration.is_none() {
                 continue;
             }
@@ -275,7 +275,10 @@ impl Pool {
 
     pub(super) fn enqueue(&mut self, id: LeaseId, terms: &RequestTerms, seq: u64) {
         let fairness = self.owners.fairness_of(terms.owner, &self.policies);
-        self.queue.push(id, (terms.owner, terms.class), terms.priority, seq, fairness);
+        let lease = &self.leases[&id];
+        let queue_priority = self.policies.queue_priority(&lease.request, lease.created_at, self.now);
+        self.lease_mut(id).queue_priority = queue_priority;
+        self.queue.push(id, (terms.owner, terms.class), queue_priority.priority, seq, fairness);
         self.waiting_needs.gpu_optional += usize::from(self.is_free_gpu_optional(id, terms.class));
         let class = self.classes.get_mut(terms.class);
         if class.waiter_count == 0 {
@@ -291,8 +294,9 @@ impl Pool {
     }
 
     pub(super) fn dequeue(&mut self, id: LeaseId) {
-        let (owner, class, priority) = self.queue_terms(id);
-        let seq = self.lease_mut(id).seq;
+        let (owner, class) = self.lane_key(id);
+        let lease = self.lease_mut(id);
+        let (priority, seq) = (lease.queue_priority.priority, lease.seq);
         self.queue.remove((owner, class), priority, seq);
         self.waiting_needs.gpu_optional -= usize::from(self.is_free_gpu_optional(id, class));
         let class = self.classes.get_mut(class);
@@ -302,24 +306,26 @@ impl Pool {
         }
     }
 
-    /// Queues all waiters again after a change of policies.
-    pub(super) fn requeue_all(&mut self) {
+    /// Queues all waiters again after a change of policies, and returns them.
+    pub(super) fn requeue_all(&mut self) -> Vec<LeaseId> {
         let waiting: Vec<LeaseId> =
             self.leases.values().filter(|lease| lease.state == LeaseState::Queued).map(|lease| lease.id).collect();
         self.queue = RequestQueue::default();
         self.waiting_needs = WaitingNeeds::default();
         self.classes.clear_waiters();
         self.inventory.refresh();
-        for id in waiting {
-            let (owner, class, priority) = self.queue_terms(id);
-            let terms = self.current_terms(id, class, owner, priority);
+        for &id in &waiting {
+            let (owner, class) = self.lane_key(id);
+            let terms = self.current_terms(id, class, owner);
             let seq = self.lease_mut(id).seq;
             self.enqueue(id, &terms, seq);
         }
+        waiting
     }
 
-    fn current_terms(&mut self, id: LeaseId, class: RequestClassId, owner: OwnerId, priority: i32) -> RequestTerms {
-        let request = self.lease_mut(id).request.clone();
+    fn current_terms(&mut self, id: LeaseId, class: RequestClassId, owner: OwnerId) -> RequestTerms {
+        let lease = self.lease_mut(id);
+        let (request, priority) = (lease.request.clone(), lease.queue_priority.priority);
         let policy = self.policies.policy_for(&request);
         let max_duration = policy.hold_limit(&request);
         RequestTerms { class, owner, priority, max_duration, policy: policy.name.clone() }

@@ -11,7 +11,7 @@ use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::lease::{Lease, LeaseState};
 use crate::outcome::DeviceClosure;
 use crate::placement::is_below;
-use crate::policy::Policies;
+use crate::policy::{Policies, QueuePriority};
 use crate::queue::{OwnerAccount, OwnerId, QuotaExcess};
 use crate::reading::ForeignLoad;
 use crate::row::UsageRow;
@@ -162,6 +162,10 @@ impl Pool {
 pub struct WaitExplanation {
     /// Position, 1 for the next request.
     pub position: usize,
+    /// Priority in the queue: the request's, with the policy's boost and the gain by waiting.
+    pub priority: i32,
+    /// Part of the priority that was gained by waiting.
+    pub gained_priority: i32,
     /// Reasons, the most important first.
     pub reasons: Vec<WaitReason>,
 }
@@ -248,6 +252,9 @@ fn in_gib(memory: Bytes) -> String {
 impl fmt::Display for WaitExplanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "position {}", self.position)?;
+        if self.gained_priority > 0 {
+            write!(f, " with priority {} ({} of it for waiting)", self.priority, self.gained_priority)?;
+        }
         for reason in &self.reasons {
             write!(f, "; {reason}")?;
         }
@@ -262,7 +269,7 @@ impl Pool {
         let policy = self.policies.policy_for(&lease.request);
         let class = self.classes.find(&RequestShape::of(&lease.request, policy))?;
         let owner = self.owners.find(&lease.request.owner)?;
-        let priority = lease.request.priority.saturating_add(policy.priority_boost);
+        let QueuePriority { priority, gained, .. } = lease.queue_priority;
         let ahead = self.queue.count_ahead_of((owner, class), priority, lease.seq);
         // The last pass may have ended before it reached this class, and facts may have changed since.
         let class = &self.classes.get_fresh(class, &self.inventory);
@@ -274,7 +281,7 @@ impl Pool {
             reasons.push(WaitReason::Behind { ahead });
         }
         reasons.extend(short);
-        Some(WaitExplanation { position: ahead + 1, reasons })
+        Some(WaitExplanation { position: ahead + 1, priority, gained_priority: gained, reasons })
     }
 
     fn quota_reason(&self, owner: OwnerId, class: &RequestClass) -> Option<WaitReason> {

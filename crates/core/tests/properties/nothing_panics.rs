@@ -140,7 +140,7 @@ fn request() -> impl Strategy<Value = PoolCommand> {
                 priority: if priority % 2 == 0 { 0 } else { priority },
                 ..Request::default()
             };
-            PoolCommand::Request { request: Arc::new(request), key: key.map(Into::into) }
+            PoolCommand::Request { request: Arc::new(request), key: key.map(Into::into), by_admin: hedged }
         },
     )
 }
@@ -148,10 +148,12 @@ fn request() -> impl Strategy<Value = PoolCommand> {
 fn set_policies() -> impl Strategy<Value = PoolCommand> {
     let quota = (prop::option::of(small()), prop::option::of(number()), small())
         .prop_map(|(held, share_hours, weight)| OwnerQuota { held: held.map(Share), share_hours, weight });
-    let policy = (any::<i32>(), prop::option::of(number()), prop::option::of(any::<u16>()), prop::option::of(small()));
+    let priorities = (any::<i32>(), prop_oneof![Just(0), Just(1), Just(1_000_000), any::<i32>()], number());
+    let policy = (priorities, prop::option::of(number()), prop::option::of(any::<u16>()), prop::option::of(small()));
     (quota, policy, number(), any::<bool>()).prop_map(|(default_quota, policy, period, fair)| {
-        let (priority_boost, max_duration, max_allocations, min_share) = policy;
+        let ((priority_boost, max_priority, ageing_step), max_duration, max_allocations, min_share) = policy;
         let fallback = RequestPolicy {
+            max_priority,
             priority_boost,
             max_duration: max_duration.map(Millis),
             max_allocations,
@@ -159,7 +161,8 @@ fn set_policies() -> impl Strategy<Value = PoolCommand> {
             ..RequestPolicy::unlimited()
         };
         let queue = if fair { QueueOrder::FairShare } else { QueueOrder::Fifo };
-        let rules = Policies { fallback, default_quota, queue, period: Millis(period), ..Policies::default() };
+        let (period, ageing_step) = (Millis(period), Millis(ageing_step));
+        let rules = Policies { fallback, default_quota, queue, period, ageing_step, ..Policies::default() };
         PoolCommand::SetPolicies { policies: Box::new(rules) }
     })
 }

@@ -40,7 +40,7 @@ fn share(owner: &str, share: u32) -> Request {
 }
 
 fn ask_at(pool: &mut Pool, now: u64, request: Request) -> LeaseId {
-    match pool.apply(PoolTime(now), PoolCommand::Request { request: Arc::new(request), key: None }) {
+    match pool.apply(PoolTime(now), PoolCommand::Request { request: Arc::new(request), key: None, by_admin: false }) {
         (Ok(CommandReply::Lease(lease)), _) => lease,
         (other, _) => panic!("{other:?}"),
     }
@@ -58,7 +58,8 @@ fn state(pool: &Pool, lease: LeaseId) -> Option<LeaseState> {
 fn an_offer_is_not_held_beyond_the_time_the_lease_may_be_held() {
     let mut pool = pool(PoolSettings::default(), Policies::unlimited(), &[&[0]]);
     let request = Request { hedged: true, max_duration: Some(Millis(1_000)), ..whole("a") };
-    let (reply, outcome) = pool.apply(PoolTime(0), PoolCommand::Request { request: Arc::new(request), key: None });
+    let (reply, outcome) =
+        pool.apply(PoolTime(0), PoolCommand::Request { request: Arc::new(request), key: None, by_admin: false });
     assert!(
         outcome.effects.iter().any(|e| matches!(e, PoolEffect::Offered { until: PoolTime(1_000), .. })),
         "{outcome:?}"
@@ -247,7 +248,7 @@ fn absurd_numbers_are_handled() {
         .0
         .unwrap();
     let request = Request { strategy: Some(PlacementStrategy::Fgd), queue: false, ..share("a", 500) };
-    let command = PoolCommand::Request { request: Arc::new(request.clone()), key: None };
+    let command = PoolCommand::Request { request: Arc::new(request.clone()), key: None, by_admin: false };
     assert_eq!(pool.apply(PoolTime(u64::MAX), command.clone()).0, Err(CommandDenied::NoCapacity));
     pool.apply(PoolTime(0), PoolCommand::SetPolicies { policies: Box::new(Policies::unlimited()) }).0.unwrap();
     pool.apply(PoolTime(0), command).0.unwrap();

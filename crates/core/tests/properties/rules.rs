@@ -141,7 +141,7 @@ proptest! {
         let seen = PoolCommand::NodeSeen { facts: fresh.facts(9), devices: fresh.devices(9), numbers: Vec::new() };
         outcome.effects.extend(restored.apply(session.clock, seen).1.effects);
         let request = Arc::new(Request { select: Arc::new(DeviceSelector { uuids: vec!["gpu-9-0".into()], ..DeviceSelector::default() }), ..Request::default() });
-        let (reply, granted) = restored.apply(session.clock, PoolCommand::Request { request, key: None });
+        let (reply, granted) = restored.apply(session.clock, PoolCommand::Request { request, key: None, by_admin: false });
         outcome.effects.extend(granted.effects);
         let highest = session.model.leases.keys().last();
         prop_assert!(matches!(&reply, Ok(CommandReply::Lease(lease)) if Some(lease) > highest), "{reply:?} after {highest:?}");

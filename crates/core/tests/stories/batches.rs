@@ -9,7 +9,7 @@ use gpupool_core::{
 };
 
 fn ask(request: Request) -> PoolCommand {
-    PoolCommand::Request { request: Arc::new(request), key: None }
+    PoolCommand::Request { request: Arc::new(request), key: None, by_admin: false }
 }
 
 /// Applies commands in one batch.

@@ -59,6 +59,7 @@ fn the_same_key_of_the_same_owner_is_granted_once() {
     let ask = |owner: &str, key: &str| PoolCommand::Request {
         request: Arc::new(owned(owner, whole())),
         key: Some(Arc::from(key)),
+        by_admin: false,
     };
     let first = test.apply_ok(ask("alice", "job-1"));
     assert_eq!(test.apply_ok(ask("alice", "job-1")), first);

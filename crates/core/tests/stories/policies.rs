@@ -236,6 +236,28 @@ fn a_request_with_isolation_gets_a_device_that_supports_it() {
 }
 
 #[test]
+fn a_priority_stays_below_the_most() {
+    let asking = |priority| Request { priority, ..whole() };
+    let above = |asked, most| Some(PolicyViolation::MaxPriority { asked, most });
+    assert_eq!(broken(RequestPolicy::default(), asking(1)), above(1, 0), "0 by default");
+    assert_eq!(broken(RequestPolicy::default(), asking(-1_000_000)), None);
+    let rules = || RequestPolicy { max_priority: 5, priority_boost: 100, ..policy("urgent") };
+    assert_eq!(broken(rules(), asking(5)), None, "the boost is added after the check");
+    assert_eq!(broken(rules(), asking(6)), above(6, 5));
+    let refused = PoolFixture::under(Policies::default(), 1).expect_denied(asking(1_000_000)).to_string();
+    let expected =
+        "policy \"default\": priority: 1000000 is not allowed; it must be at most 0, the policy's max_priority";
+    assert_eq!(refused, expected);
+}
+
+#[test]
+fn an_administrator_may_ask_for_any_priority() {
+    let mut test = PoolFixture::under(Policies::default(), 1);
+    let request = Arc::new(Request { priority: 1_000_000, ..whole() });
+    test.apply_ok(PoolCommand::Request { request, key: None, by_admin: true });
+}
+
+#[test]
 fn a_refusal_names_the_policy_the_field_the_value_and_what_is_allowed() {
     let refused = PoolFixture::under(Policies::default(), 1).expect_denied(part(50)).to_string();
     assert_eq!(refused, r#"policy "default": fraction: 0.05 is not allowed; it must be at least 0.1"#);

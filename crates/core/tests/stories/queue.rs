@@ -231,6 +231,97 @@ fn a_policy_can_raise_the_priority_of_an_owner() {
     assert!(test.is_active(prod));
 }
 
+/// Policies under which owners may use priorities up to `most`, and an hour of waiting counts as 1.
+fn ageing_up_to(most: i32) -> Policies {
+    let fallback = RequestPolicy { max_priority: most, ..RequestPolicy::unlimited() };
+    Policies { fallback, ageing_step: HOUR, ..Policies::unlimited() }
+}
+
+#[test]
+fn a_waiting_request_is_not_overtaken_forever() {
+    for (rules, is_served) in [(ageing_up_to(2), true), (Policies::unlimited(), false)] {
+        let mut test = PoolFixture::under(rules, 1);
+        let mut holder = test.request(stays());
+        let low = test.request(whole());
+        for _ in 0..8 {
+            let urgent = test.request(Request { priority: 2, ..stays() });
+            test.advance_with_heartbeats(mins(30));
+            test.release(holder);
+            holder = urgent;
+            if test.is_active(low) {
+                break;
+            }
+        }
+        assert_eq!(test.is_active(low), is_served);
+    }
+}
+
+#[test]
+fn waiting_raises_the_priority_each_hour_up_to_the_highest_that_policies_allow() {
+    let mut test = PoolFixture::under(ageing_up_to(1), 1);
+    test.request(stays());
+    let low = test.request(Request { priority: -1, ..whole() });
+    test.advance_with_heartbeats(mins(30));
+    let urgent = test.request(Request { priority: 1, ..whole() });
+    let usual = test.request(whole());
+    let order = |test: &PoolFixture| [low, usual, urgent].map(|lease| position(test, lease));
+    test.advance_with_heartbeats(mins(29));
+    assert_eq!(order(&test), [3, 2, 1]);
+    test.advance_with_heartbeats(mins(1));
+    assert_eq!(order(&test), [2, 3, 1], "as high as the usual one, and earlier");
+    let reason = "position 2 with priority 0 (1 of it for waiting); needs 1 free GPU; none is free";
+    assert_eq!(test.wait_reason(low), reason);
+    test.advance_with_heartbeats(HOUR);
+    assert_eq!(order(&test), [1, 3, 2]);
+    test.advance_with_heartbeats(mins(300));
+    let explained = test.pool.explain(low).unwrap();
+    assert_eq!((explained.priority, explained.gained_priority), (1, 2), "no higher");
+}
+
+#[test]
+fn a_request_that_goes_ahead_by_waiting_starts_at_once() {
+    let mut test = PoolFixture::under(ageing_up_to(1), 2);
+    let holders = [test.request(stays()), test.request(stays())];
+    let low = test.request(Request { priority: -1, ..whole() });
+    let wants_two = test.request(Request { priority: 1, ..gpus(2) });
+    test.release(holders[0]);
+    test.advance_with_heartbeats(mins(119));
+    assert!(test.is_queued(low), "a free GPU is reserved for the request ahead");
+    test.advance_with_heartbeats(mins(1));
+    assert!(test.is_active(low) && test.is_queued(wants_two));
+}
+
+#[test]
+fn without_priorities_nothing_ages() {
+    let mut test = PoolFixture::under(Policies::default(), 1);
+    test.request(stays());
+    let waits = test.request(whole());
+    assert_eq!(test.pool.next_deadline(), Some(test.now.after(secs(15))), "the client must ask");
+    test.advance_with_heartbeats(mins(120));
+    assert_eq!(test.pool.explain(waits).unwrap().gained_priority, 0);
+}
+
+#[test]
+fn ageing_continues_after_a_restart_and_under_new_policies() {
+    let mut test = PoolFixture::of(1);
+    test.apply_ok(PoolCommand::SetPolicies { policies: Box::new(ageing_up_to(1)) });
+    let holder = test.request(stays());
+    let low = test.request(Request { priority: -1, ..whole() });
+    test.advance_with_heartbeats(mins(90));
+    test.restart();
+    assert_eq!(test.pool.explain(low).unwrap().priority, 0);
+    test.add_node(node("a"), devices("a", 1));
+    test.advance_with_heartbeats(mins(30));
+    assert_eq!(test.pool.explain(low).unwrap().priority, 1);
+    let rules = Policies { ageing_step: mins(240), ..ageing_up_to(1) };
+    test.apply_ok(PoolCommand::SetPolicies { policies: Box::new(rules) });
+    assert_eq!(test.pool.explain(low).unwrap().priority, -1);
+    test.advance_with_heartbeats(mins(120));
+    assert_eq!(test.pool.explain(low).unwrap().priority, 0);
+    test.release(holder);
+    assert!(test.is_active(low));
+}
+
 #[test]
 fn the_reason_says_what_is_needed_free_and_due() {
     let mut test = PoolFixture::of(2);

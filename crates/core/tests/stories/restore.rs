@@ -168,7 +168,11 @@ fn waiters_get_their_full_patience_again() {
 #[test]
 fn keys_cordons_policies_and_usage_survive() {
     let mut test = PoolFixture::of(2);
-    let ask = || PoolCommand::Request { request: Arc::new(owned("alice", whole())), key: Some("job".into()) };
+    let ask = || PoolCommand::Request {
+        request: Arc::new(owned("alice", whole())),
+        key: Some("job".into()),
+        by_admin: false,
+    };
     let lease = test.apply_ok(ask());
     test.apply_ok(PoolCommand::Cordon { device: DeviceId(1), cordon: CordonState::Cordoned });
     let quota = OwnerQuota { held: Some(Share::WHOLE), ..OwnerQuota::default() };

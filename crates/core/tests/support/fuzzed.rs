@@ -107,7 +107,7 @@ fn request_and_release(pool: &mut Pool, now: PoolTime, request: Request) -> Opti
     };
     let devices = super::devices("own", 2);
     apply(pool, now, PoolCommand::NodeSeen { facts: own, devices, numbers: Vec::new() });
-    let (reply, _) = pool.apply(now, PoolCommand::Request { request: Arc::new(request), key: None });
+    let (reply, _) = pool.apply(now, PoolCommand::Request { request: Arc::new(request), key: None, by_admin: false });
     check(pool, "a request");
     let Ok(gpupool_core::CommandReply::Lease(lease)) = reply else { return None };
     assert_eq!(pool.explain(lease).is_some(), pool.lease(lease).is_some_and(|l| l.state == LeaseState::Queued));

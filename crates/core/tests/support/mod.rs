@@ -211,7 +211,7 @@ impl PoolFixture {
     }
 
     pub fn try_request(&mut self, request: Request) -> Result<LeaseId, CommandDenied> {
-        match self.apply(PoolCommand::Request { request: Arc::new(request), key: None })? {
+        match self.apply(PoolCommand::Request { request: Arc::new(request), key: None, by_admin: false })? {
             CommandReply::Lease(lease) => Ok(lease),
             other => panic!("something was asked for, and the reply is {other:?}"),
         }

@@ -205,7 +205,11 @@ pub(crate) fn sampled(reading: Option<DeviceReading>) -> NodeReport {
 /// Returns the command that requests one GPU.
 pub(crate) fn request_command(owner: &str, key: Option<&str>) -> PoolCommand {
     let body = RequestBody { owner: Some(owner.into()), ttl_secs: Some(3600.0), ..RequestBody::default() };
-    PoolCommand::Request { request: Arc::new(Request::try_from(body).unwrap()), key: key.map(Into::into) }
+    PoolCommand::Request {
+        request: Arc::new(Request::try_from(body).unwrap()),
+        key: key.map(Into::into),
+        by_admin: false,
+    }
 }
 
 fn asked(owner: &str, command: PoolCommand) -> (AuthorityMessage, ReplyReceiver) {

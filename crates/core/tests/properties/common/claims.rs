@@ -180,17 +180,28 @@ impl PoolModel {
                 || quota.share_hours.is_some_and(|hours| used >= hours * 3_600_000))
     }
 
-    pub fn priority(&self, request: &Request) -> i32 {
-        request.priority + self.policies.policy_for(request).priority_boost
+    /// Returns the priority in the queue, by counting the steps of ageing one by one.
+    pub fn queue_priority(&self, id: LeaseId, request: &Request) -> i32 {
+        let mut priority = request.priority + self.policies.policy_for(request).priority_boost;
+        let step = self.policies.ageing_step;
+        let limits = self.policies.policies.iter().chain([&self.policies.fallback]).map(|policy| policy.max_priority);
+        let highest = limits.max().unwrap_or(0);
+        let Some(entry) = self.leases.get(&id).filter(|_| !step.is_zero()) else { return priority };
+        let mut next = entry.created_at.after(step);
+        while next <= self.now && priority < highest {
+            priority += 1;
+            next = next.after(step);
+        }
+        priority
     }
 
     pub fn held_at_most(&self, request: &Request) -> Option<Millis> {
         [request.max_duration, self.policies.policy_for(request).max_duration].into_iter().flatten().min()
     }
 
-    /// Whether `a` is certainly served before `b`: in fair share only priority is certain.
+    /// Whether `a` is certainly served before `b`: in fair share only the priority with ageing is certain.
     pub fn is_before(&self, a: (LeaseId, &Request), b: (LeaseId, &Request)) -> bool {
-        let (first, second) = (self.priority(a.1), self.priority(b.1));
+        let (first, second) = (self.queue_priority(a.0, a.1), self.queue_priority(b.0, b.1));
         first > second || (first == second && a.0 < b.0 && self.policies.queue == QueueOrder::Fifo)
     }
 

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpupool_core::{
     ApplyOutcome, CommandDenied, CommandReply, CordonState, DeviceClosure, DeviceHealth, DeviceId, DrainMode, EndCause,
-    GpuId, LeaseId, LeaseState, Millis, NodeId, PoolCommand, PoolEffect, PoolRow, PoolTime, Token, Unsatisfiable,
+    GpuId, LeaseId, LeaseState, Millis, NodeId, PolicyViolation, PoolCommand, PoolEffect, PoolRow, PoolTime, Token,
+    Unsatisfiable,
 };
 
 use super::model::{ModelDevice, ModelLease, ModelNode, PoolModel, ensure};
@@ -148,13 +149,16 @@ impl PoolModel {
                 self.configured_workload = !classes.is_empty();
                 done
             }
-            PoolCommand::Request { request, key } => {
+            PoolCommand::Request { request, key, by_admin } => {
                 let known = key.as_ref().and_then(|key| self.keys.get(&(request.owner.clone(), key.clone())));
                 if let Some(lease) = known {
                     return Ok(Some(Ok(CommandReply::Lease(*lease))));
                 }
+                let most = self.policies.policy_for(request).max_priority;
+                let is_priority_denied = request.priority > most && !by_admin;
                 match reply {
                     Ok(CommandReply::Lease(id)) => {
+                        ensure!(!is_priority_denied, "{request:?} is above the highest priority {most}");
                         ensure!(self.leases.last_key_value().is_none_or(|(last, _)| last < id), "{id} is used again");
                         self.leases.insert(*id, ModelLease::new(*id, request.clone(), self.now));
                         self.keys.extend(key.clone().map(|key| ((request.owner.clone(), key), *id)));
@@ -165,6 +169,12 @@ impl PoolModel {
                         );
                     }
                     Ok(reply) => return Err(format!("a request is not answered by {reply:?}")),
+                    Err(CommandDenied::Policy {
+                        rule: PolicyViolation::MaxPriority { asked, most: named }, ..
+                    }) => {
+                        let is_right = is_priority_denied && (*asked, *named) == (request.priority, most);
+                        ensure!(is_right, "{request:?} is refused for its priority; {most} is allowed");
+                    }
                     Err(denied) => self.check_denial(request, denied)?,
                 }
                 None

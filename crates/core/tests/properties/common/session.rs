@@ -190,6 +190,8 @@ impl PoolSession {
             let ahead = model.waiting().filter(|other| model.is_before((other.id, &other.request), (id, request)));
             let position = ahead.count() + 1;
             ensure!(explained.position == position, "lease {id} is number {position}, not {explained:?}");
+            let priority = model.queue_priority(id, request);
+            ensure!(explained.priority == priority, "lease {id} has priority {priority}, not {explained:?}");
         }
         Ok(())
     }
@@ -254,7 +256,12 @@ impl PoolSession {
         let active = |entry: &ModelLease| entry.state == LeaseState::Active;
         let command = match act {
             WorldAction::Request(request, key) => {
-                PoolCommand::Request { request: request.0.clone(), key: key.map(|key| format!("key-{key}").into()) }
+                let by_admin = &*request.0.owner == "owner-2";
+                PoolCommand::Request {
+                    request: request.0.clone(),
+                    key: key.map(|key| format!("key-{key}").into()),
+                    by_admin,
+                }
             }
             WorldAction::Follow(pick) => {
                 PoolCommand::Follow { lease: self.pick(pick, |e| e.state == LeaseState::Queued) }

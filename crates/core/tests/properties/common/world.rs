@@ -214,20 +214,35 @@ impl NodeSpec {
     }
 }
 
-pub const POLICIES: usize = 6;
+pub const POLICIES: usize = 8;
 
 /// Policies of the worlds. All count GPU-hours in the same period.
 pub fn policies(number: usize) -> Policies {
     let mut rules = Policies { period: Millis::from_secs(60), ..Policies::unlimited() };
     match number {
         0 => {}
-        1 => rules.fallback = RequestPolicy { max_allocations: Some(2), ..RequestPolicy::default() },
+        1 => {
+            rules.fallback = RequestPolicy { max_allocations: Some(2), ..RequestPolicy::default() };
+            rules.ageing_step = Millis::from_secs(3);
+        }
         2 => rules.default_quota.held = Some(Share(1500)),
         3 => rules.default_quota.share_hours = Some(2),
         4 => {
             rules.queue = QueueOrder::FairShare;
             rules.default_quota.held = Some(Share(2500));
+            rules.ageing_step = Millis::from_secs(10);
             rules.quotas.insert("owner-1".into(), OwnerQuota { weight: 3, ..OwnerQuota::default() });
+        }
+        5 | 6 => {
+            // Requests gain up to two, so that they reach the priorities of administrators and of owner 1.
+            rules.ageing_step = Millis::from_secs(if number == 5 { 2 } else { 7 });
+            rules.fallback = RequestPolicy { max_priority: 0, ..RequestPolicy::unlimited() };
+            rules.policies.push(RequestPolicy {
+                name: "owner 1".into(),
+                applies_to: PolicyMatch { owners: vec!["owner-1".into()], ..PolicyMatch::default() },
+                max_priority: 1,
+                ..RequestPolicy::unlimited()
+            });
         }
         _ => rules.policies.push(RequestPolicy {
             name: "short jobs of owner 1 in zone a".into(),
