@@ -87,7 +87,7 @@ async fn local_users_own_their_leases_and_only_root_administers() {
                 ("POST", format!("/v1/leases/{id}/renew"), Some(body.as_str())),
                 ("POST", format!("/v1/leases/{id}/confirm"), Some(body.as_str())),
                 ("POST", format!("/v1/leases/{id}/revoke"), None),
-                ("GET", format!("/v1/leases/{id}/hold?token={}", lease["token"]), None),
+                ("POST", format!("/v1/leases/{id}/hold"), Some(body.as_str())),
                 ("DELETE", format!("/v1/leases/{id}"), None),
             ] {
                 let response = again.send(method, &path, &[], body);
@@ -98,6 +98,22 @@ async fn local_users_own_their_leases_and_only_root_administers() {
             assert_eq!(again.get(&format!("/v1/leases/{id}")).json()["state"], "active");
         });
     }
+}
+
+#[tokio::test]
+async fn no_get_request_holds_a_lease() {
+    let agent = agent().start().await;
+    let endpoint = RawEndpoint::tcp(&agent);
+    let lease = endpoint.post("/v1/leases", &json!({"ttl_secs": 600})).json();
+    let path = format!("/v1/leases/{}/hold?token={}", lease["id"], lease["token"]);
+    for method in ["GET", "HEAD"] {
+        assert_eq!(endpoint.send(method, &path, &[], None).status, 405, "{method}");
+    }
+    let refused = endpoint.get(&path).json();
+    assert_eq!(refused["code"], "method_not_allowed");
+    assert!(refused["detail"].as_str().unwrap().contains("clients of gpupool 0.1.0 and newer"), "{refused}");
+    let after = endpoint.get(&format!("/v1/leases/{}", lease["id"])).json();
+    assert_eq!((&after["state"], &after["holder"]), (&json!("active"), &json!(null)));
 }
 
 #[tokio::test]

@@ -72,7 +72,7 @@ pub enum PoolCommand {
     Confirm { lease: LeaseId, token: Token },
     /// A heartbeat.
     Renew { lease: LeaseId, token: Token },
-    /// A process or connection keeps the lease alive from now on, without heartbeats.
+    /// A process or connection keeps the lease alive from now on, without heartbeats. Denied while another one does.
     Attach { lease: LeaseId, token: Token, holder: LeaseHolder },
     /// That process or connection is gone; it may come back within the grace period.
     HolderGone { lease: LeaseId, grace: Millis },
