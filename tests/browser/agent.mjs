@@ -2,6 +2,7 @@
 
 import { spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
+import { request } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -36,19 +37,23 @@ export async function startAgent(binary, settings = {}) {
   return { address, stop };
 }
 
-/** Asks for a lease. */
-export const ask = (address, body) => post(`${address}/v1/leases`, body);
+/** Asks for a lease, or posts to another route. */
+export const ask = (address, body, route = "/v1/leases") => send("POST", address + route, body);
 
 /** Lets something go wrong on a device. */
-export const spoil = (address, body) => post(`${address}/v1/simulate/faults`, body);
+export const spoil = (address, body) => send("POST", `${address}/v1/simulate/faults`, body);
 
-async function post(url, body) {
-  const answer = await fetch(url, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-  });
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(`${url} was refused: ${JSON.stringify(told)}`);
+/** Reads a route. */
+export const read = url => send("GET", url);
+
+/** Sends a request as a program. `fetch` of Node.js would not do: it sends `Sec-Fetch-Mode`, as browsers do. */
+export async function send(method, url, body) {
+  const headers = { "content-type": "application/json", connection: "close" };
+  const answer = await new Promise((done, failed) =>
+    request(url, { method, headers }, done).on("error", failed).end(body && JSON.stringify(body)));
+  let text = "";
+  for await (const part of answer.setEncoding("utf8")) text += part;
+  const told = JSON.parse(text);
+  if (answer.statusCode >= 300) throw new Error(`${url} was refused: ${text}`);
   return told;
 }
