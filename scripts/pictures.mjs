@@ -7,6 +7,8 @@ import { createRequire } from "node:module";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 
+import { send } from "../tests/browser/agent.mjs";
+
 const [modules, executablePath, binary, address, folder] = process.argv.slice(2);
 const { chromium } = createRequire(join(modules, "package.json"))("playwright-core");
 
@@ -86,14 +88,7 @@ async function capture(command, heading) {
   }
 }
 
-async function post(route, body) {
-  const response = await fetch(`${address}/v1/${route}`, {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
-  });
-  const reply = await response.json();
-  if (!response.ok) throw new Error(`${route}: ${JSON.stringify(reply)}`);
-  return reply;
-}
+const post = (route, body) => send("POST", `${address}/v1/${route}`, body);
 
 async function putUnderLoad() {
   const held = (owner, worker_id, request) => post("leases", { owner, worker_id, ttl_secs: 3600, ...request });
@@ -109,7 +104,7 @@ async function putUnderLoad() {
   wait("frank", "finetune", { gpus: 2, select: { model: "H100" } });
   await sleep(1000);
   wait("grace", "sweep-17", { gpus: 4 });
-  await fetch(`${address}/v1/leases/${preview.id}`, { method: "DELETE" });
+  await send("DELETE", `${address}/v1/leases/${preview.id}`);
 }
 
 // Placement needs readings.

@@ -2,6 +2,7 @@
 
 import { spawn } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
+import { request } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
@@ -36,19 +37,23 @@ export async function startAgent(binary, settings = {}) {
   return { address, stop };
 }
 
-/** Requests a lease. */
-export const requestLease = (address, body) => post(`${address}/v1/leases`, body);
+/** Requests a lease, or posts to another route. */
+export const requestLease = (address, body, route = "/v1/leases") => send("POST", address + route, body);
 
 /** Injects a fault into a device. */
-export const injectFault = (address, body) => post(`${address}/v1/simulate/faults`, body);
+export const injectFault = (address, body) => send("POST", `${address}/v1/simulate/faults`, body);
 
-async function post(url, body) {
-  const response = await fetch(url, {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify(body),
-  });
-  const reply = await response.json();
-  if (!response.ok) throw new Error(`${url} was refused: ${JSON.stringify(reply)}`);
+/** Reads a route. */
+export const read = url => send("GET", url);
+
+/** Sends a request as a program. `fetch` of Node.js would not do: it sends `Sec-Fetch-Mode`, as browsers do. */
+export async function send(method, url, body) {
+  const headers = { "content-type": "application/json", connection: "close" };
+  const response = await new Promise((done, failed) =>
+    request(url, { method, headers }, done).on("error", failed).end(body && JSON.stringify(body)));
+  let text = "";
+  for await (const part of response.setEncoding("utf8")) text += part;
+  const reply = JSON.parse(text);
+  if (response.statusCode >= 300) throw new Error(`${url} was refused: ${text}`);
   return reply;
 }

@@ -104,6 +104,7 @@ async fn run(spec: AgentSpec) -> Result<(), AgentError> {
         node,
         events,
         config: config.clone(),
+        own_names: http::OwnNames::read(&config),
         port,
         routes: Vec::new(),
         metrics,

@@ -230,6 +230,7 @@ pub const fn denial_status_and_code(denied: &CommandDenied) -> (u16, &'static st
         CommandDenied::Stale { .. } => (409, "stale"),
         CommandDenied::Ended(_) => (409, "ended"),
         CommandDenied::NotGranted(_) => (409, "not_granted"),
+        CommandDenied::Held { .. } => (409, "held"),
         CommandDenied::UnknownDevice(_) => (404, "unknown_device"),
         CommandDenied::UnknownNode(_) => (404, "unknown_node"),
         CommandDenied::DeviceInUse { .. } | CommandDenied::NodeInUse { .. } => (409, "in_use"),

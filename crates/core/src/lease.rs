@@ -1,5 +1,6 @@
 //! Leases: the life of a request from its arrival to its end, and the devices it holds.
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -148,6 +149,33 @@ pub enum LeaseHolder {
     /// All processes of a control group.
     Cgroup(Arc<str>),
     Connection,
+}
+
+impl LeaseHolder {
+    /// Whether another holder may take over from this one without taking the lease away from it: a connection from a
+    /// connection, which may be opened again; the same process; and the control group of its jobs from a process.
+    pub(crate) fn may_be_followed_by(&self, next: &Self) -> bool {
+        use LeaseHolder::{Cgroup, Connection, Process, Supervisor};
+        match (self, next) {
+            (Connection, Connection) | (Process { .. } | Supervisor { .. }, Cgroup(_)) => true,
+            (
+                Process { pid, started } | Supervisor { pid, started },
+                Process { pid: next_pid, started: next_started } | Supervisor { pid: next_pid, started: next_started },
+            ) => (pid, started) == (next_pid, next_started),
+            (Cgroup(path), Cgroup(next_path)) => path == next_path,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for LeaseHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, .. } | Self::Supervisor { pid, .. } => write!(f, "process {pid}"),
+            Self::Cgroup(path) => write!(f, "control group {path}"),
+            Self::Connection => f.write_str("a connection"),
+        }
+    }
 }
 
 /// A lease: its committed row, and state that a restart resets.

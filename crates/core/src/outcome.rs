@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::ids::{DeviceId, LeaseId, NodeId, Token};
-use crate::lease::{EndCause, PlacementDecision};
+use crate::lease::{EndCause, LeaseHolder, PlacementDecision};
 use crate::policy::PolicyViolation;
 use crate::request::{FieldError, IsolationLevel};
 use crate::row::PoolRow;
@@ -112,6 +112,9 @@ pub enum CommandDenied {
     /// The lease is not granted, or its offer is not confirmed.
     #[error("lease {0} is not granted yet")]
     NotGranted(LeaseId),
+    /// Another holder keeps the lease alive.
+    #[error("lease {lease} is held by {by}; only its end, or a release of the lease, lets another holder take it")]
+    Held { lease: LeaseId, by: LeaseHolder },
     #[error("device {0} does not exist")]
     UnknownDevice(DeviceId),
     #[error("node {0} does not exist")]

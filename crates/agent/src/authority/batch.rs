@@ -361,7 +361,8 @@ impl AuthorityThread {
             && self.waiters.is_queued(*lease)
         {
             let leases = [*lease].into();
-            let call = FollowCall { id, caller, leases, until, is_single: true, releases: !has_key, reply };
+            let call =
+                FollowCall { id, caller, leases, until, is_single: true, is_poll: true, releases: !has_key, reply };
             return self.reply_or_wait(call);
         }
         let result = result.and_then(|outcome| match outcome {

@@ -104,6 +104,8 @@ pub(super) struct FollowCall {
     pub until: PoolTime,
     /// Whether the reply is the one lease itself rather than a list of changes.
     pub is_single: bool,
+    /// Whether the call keeps its leases in the queue.
+    pub is_poll: bool,
     /// Whether the leases end when the caller hangs up, because it has no other way to find them.
     pub releases: bool,
     pub reply: ReplySender,
@@ -203,7 +205,22 @@ impl Authority {
         lease: LeaseId,
         wait: Duration,
     ) -> Result<LeaseBody, Refusal> {
-        match self.follow(caller, [lease].into(), wait, true).await? {
+        self.single(caller, lease, wait, true).await
+    }
+
+    /// Returns one lease as it is, without extending its patience.
+    pub(crate) async fn read_lease(&self, caller: Caller, lease: LeaseId) -> Result<LeaseBody, Refusal> {
+        self.single(caller, lease, Duration::ZERO, false).await
+    }
+
+    async fn single(
+        &self,
+        caller: Caller,
+        lease: LeaseId,
+        wait: Duration,
+        is_poll: bool,
+    ) -> Result<LeaseBody, Refusal> {
+        match self.follow(caller, [lease].into(), wait, true, is_poll).await? {
             Reply::Lease(lease) => Ok(*lease),
             Reply::Followed(_) | Reply::Done => Err(Refusal::Stopping),
         }
@@ -217,7 +234,7 @@ impl Authority {
         leases: Arc<[LeaseId]>,
         wait: Duration,
     ) -> Result<FollowResponse, Refusal> {
-        match self.follow(caller, leases, wait, false).await? {
+        match self.follow(caller, leases, wait, false, true).await? {
             Reply::Followed(followed) => Ok(followed),
             Reply::Lease(_) | Reply::Done => Err(Refusal::Stopping),
         }
@@ -229,12 +246,22 @@ impl Authority {
         leases: Arc<[LeaseId]>,
         wait: Duration,
         is_single: bool,
+        is_poll: bool,
     ) -> Result<Reply, Refusal> {
         let (reply, receiver) = oneshot::channel();
         let mut call = HangUpGuard::new(self);
         let until = time_in(wait);
         let (id, releases) = (call.id, false);
-        self.send(AuthorityMessage::Follow(FollowCall { id, caller, leases, until, is_single, releases, reply }))?;
+        self.send(AuthorityMessage::Follow(FollowCall {
+            id,
+            caller,
+            leases,
+            until,
+            is_single,
+            is_poll,
+            releases,
+            reply,
+        }))?;
         // A disk that hangs must not hold the reply much longer than the caller was ready to wait.
         let bounded = tokio::time::timeout(wait + QUERY_PATIENCE, call.reply(receiver));
         bounded.await.unwrap_or(Err(Refusal::Busy))

@@ -150,7 +150,7 @@ fn has_ended(pool: &Pool, lease: LeaseId) -> bool {
 impl AuthorityThread {
     /// Extends the patience of the leases of a call, so that they stay in the queue.
     pub(super) fn extend_patience(&mut self, call: &FollowCall, outcome: &mut ApplyOutcome) {
-        if self.is_broken() {
+        if self.is_broken() || !call.is_poll {
             return;
         }
         for &lease in call.leases.iter() {
@@ -333,7 +333,19 @@ mod tests {
         let (reply, receiver) = oneshot::channel();
         let leases = leases.into_iter().map(LeaseId).collect();
         let (id, until) = (CallId(id), PoolTime(u64::MAX - 1));
-        (FollowCall { id, caller: Caller::reader(), leases, until, is_single: false, releases: false, reply }, receiver)
+        (
+            FollowCall {
+                id,
+                caller: Caller::reader(),
+                leases,
+                until,
+                is_single: false,
+                is_poll: true,
+                releases: false,
+                reply,
+            },
+            receiver,
+        )
     }
 
     fn due(calls: &mut FollowCalls, now: u64) -> Vec<Vec<u64>> {

@@ -1,22 +1,21 @@
 //! The caller of a request: the owner of a token, a local user named by the kernel, or an anonymous client.
 //!
 //! Local users own the leases that they took. Network clients may read, and need a token for every change unless the agent
-//! is open. Tokens count only over TLS or loopback, unless plain HTTP is allowed. Requests that a web page makes a browser
-//! send are refused: local identity counts only under a name of this machine, and an `Origin` must be that same address.
+//! is open. Tokens count only over TLS or loopback, unless plain HTTP is allowed. A request of a browser has no rights from
+//! the user that runs the browser, because the user did not write it: it counts as one from the network.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
-use gpupool_config::Config;
 use gpupool_store::TokenRole;
 
 use crate::identity::{ANONYMOUS, Caller, Role};
 use crate::net::{Peer, PeerTransport};
 use crate::users;
 
+use super::browser::{is_from_browser, is_local_peer};
 use super::problem::Problem;
 use super::{AppState, SharedState};
 
@@ -40,11 +39,10 @@ impl FromRequestParts<SharedState> for WriteAccess {
     async fn from_request_parts(parts: &mut Parts, app: &SharedState) -> Result<Self, Problem> {
         let caller = identify(parts, app)?;
         if caller.role == Role::Reader {
-            let detail = "changes over the network need a token: run gpupool token create on the node, then set \
-                          GPUPOOL_TOKEN (or send Authorization: Bearer …) here";
+            let detail = "changes over the network, or by a browser, need a token: run gpupool token create on the \
+                          node, then set GPUPOOL_TOKEN (or send Authorization: Bearer …) here";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "token_needed", detail));
         }
-        check_origin(&parts.headers, &app.config)?;
         Ok(Self(caller))
     }
 }
@@ -56,11 +54,8 @@ fn identify(parts: &Parts, app: &AppState) -> Result<Caller, Problem> {
     if let Some(secret) = bearer_token(&parts.headers)? {
         return token_caller(peer, secret, app);
     }
-    if !is_local_peer(peer, &parts.headers) {
+    if !is_local_peer(peer, &parts.headers) || is_from_browser(&parts.headers) {
         return Ok(network_caller(peer, app));
-    }
-    if !matches!(peer.transport(), PeerTransport::Unix) {
-        check_host(&parts.headers, &app.config)?;
     }
     if peer.is_gone() {
         // The user is unknown, so the request must not be carried out. The same user may send it again.
@@ -68,12 +63,6 @@ fn identify(parts: &Parts, app: &AppState) -> Result<Caller, Problem> {
         return Err(Problem::new(StatusCode::UNAUTHORIZED, "gone", detail));
     }
     Ok(local_caller(peer))
-}
-
-/// Whether the client is on this machine. A proxy that forwards requests does not count.
-fn is_local_peer(peer: &Peer, headers: &HeaderMap) -> bool {
-    let forwards = ["forwarded", "x-forwarded-for", "x-real-ip"].iter().any(|name| headers.contains_key(*name));
-    peer.is_local() && !forwards
 }
 
 fn local_caller(peer: &Peer) -> Caller {
@@ -130,56 +119,6 @@ fn token_caller(peer: &Peer, secret: &str, app: &AppState) -> Result<Caller, Pro
     Ok(Caller { owner: token.owner.as_str().into(), role, uid: None })
 }
 
-/// Refuses local identity for a request to a foreign host name: a page of another site can make a browser send requests to
-/// this agent, but not under a name of this machine.
-fn check_host(headers: &HeaderMap, config: &Config) -> Result<(), Problem> {
-    let Some(host) = headers.get(header::HOST) else { return Ok(()) };
-    let host = host.to_str().unwrap_or("");
-    if is_own_host(host, config) {
-        return Ok(());
-    }
-    let detail = format!(
-        "Host is {host:?}, which is not a name of this machine; use localhost, or add the name to server.allowed_hosts"
-    );
-    Err(Problem::forbidden("host_not_allowed", detail))
-}
-
-/// Refuses changes by pages of other sites: only a browser sends an `Origin`.
-fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), Problem> {
-    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-    let origin = origin.to_str().unwrap_or("");
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("");
-    let is_same = origin.split_once("://").is_some_and(|(_, of)| of.eq_ignore_ascii_case(host));
-    if is_same && is_own_host(host, config) {
-        return Ok(());
-    }
-    Err(Problem::forbidden(
-        "origin_not_allowed",
-        format!("Origin is {origin:?}; pages of other sites may not change anything here"),
-    ))
-}
-
-fn is_own_host(host: &str, config: &Config) -> bool {
-    let name = without_port(host);
-    let is_address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok();
-    let server = &config.server;
-    let names = [server.host.as_str(), server.node_name.as_str()].into_iter();
-    let known = names.chain(server.allowed_hosts.iter().map(String::as_str));
-    is_address || is_localhost(name) || known.into_iter().any(|known| known.eq_ignore_ascii_case(name))
-}
-
-fn is_localhost(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    name == "localhost" || name.ends_with(".localhost")
-}
-
-fn without_port(host: &str) -> &str {
-    if host.starts_with('[') {
-        return host.split_inclusive(']').next().unwrap_or(host);
-    }
-    host.rsplit_once(':').map_or(host, |(name, _)| name)
-}
-
 impl Caller {
     /// Returns the owner of a request: the caller itself, or any owner that an administrator names. An anonymous caller may
     /// choose a name, which gets a prefix so that it differs from every known owner.
@@ -199,16 +138,6 @@ impl Caller {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hosts_are_compared_without_their_port() {
-        for (host, name) in
-            [("a:1", "a"), ("a", "a"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("1.2.3.4:5", "1.2.3.4")]
-        {
-            assert_eq!(without_port(host), name);
-        }
-        assert!(is_localhost("LOCALHOST") && is_localhost("a.localhost") && !is_localhost("localhost.evil"));
-    }
 
     #[test]
     fn only_administrators_may_name_another_owner() {

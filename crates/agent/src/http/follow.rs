@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
+use axum::http::HeaderMap;
 use gpupool_api::lease::{FollowBody, FollowResponse, LeaseBody};
 use gpupool_api::problem::ProblemBody;
 use gpupool_core::LeaseId;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use crate::limits::{FOLLOWED_BY_CALL, WAIT_SECS};
 
 use super::SharedState;
+use super::browser::is_from_browser;
 use super::caller::ReadAccess;
 use super::extract::{JsonBody, LeasePath, QueryParameters};
 use super::leases::with_environment;
@@ -20,7 +22,8 @@ use super::problem::Problem;
 
 /// Follow a lease
 ///
-/// Waits up to `wait_secs` for a queued lease to be granted. The call also keeps the request in the queue.
+/// Waits up to `wait_secs` for a queued lease to be granted. The call also keeps the request in the queue, unless a browser
+/// sends it: then it changes nothing and is answered at once.
 #[utoipa::path(
     get, path = "/v1/leases/{id}", tag = "leases",
     params(
@@ -37,9 +40,14 @@ pub(super) async fn follow(
     ReadAccess(caller): ReadAccess,
     LeasePath(lease): LeasePath,
     QueryParameters(query): QueryParameters<WaitParameter>,
+    headers: HeaderMap,
 ) -> Result<axum::Json<LeaseBody>, Problem> {
     let wait = parse_wait(query.wait_secs.unwrap_or(0.0))?;
-    let lease = app.authority.follow_lease(caller, lease, wait).await?;
+    let lease = if is_from_browser(&headers) {
+        app.authority.read_lease(caller, lease).await?
+    } else {
+        app.authority.follow_lease(caller, lease, wait).await?
+    };
     Ok(axum::Json(with_environment(&app, lease)))
 }
 

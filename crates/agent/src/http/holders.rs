@@ -12,10 +12,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream::unfold;
-use gpupool_api::lease::{AttachBody, AttachResponse, LeaseBody};
+use gpupool_api::lease::{AttachBody, AttachResponse, FencingTokenBody, LeaseBody};
 use gpupool_api::problem::ProblemBody;
 use gpupool_core::{LeaseHolder, LeaseId, Token};
-use serde::Deserialize;
 
 use crate::authority::Refusal;
 use crate::identity::Caller;
@@ -26,7 +25,7 @@ use crate::node::AttachError;
 
 use super::SharedState;
 use super::caller::WriteAccess;
-use super::extract::{JsonBody, LeasePath, QueryParameters};
+use super::extract::{JsonBody, LeasePath};
 use super::leases::with_environment;
 use super::problem::Problem;
 
@@ -66,16 +65,14 @@ impl HeldConnections {
 ///
 /// The response is a stream of lines that stays open: first the lease as JSON, then an empty line every few seconds,
 /// and the lease again when it has ended. While the stream is open the lease needs no renewal. Closing it releases the
-/// lease; after a restart of the agent there is a short grace to hold it again.
+/// lease; after a restart of the agent there is a short grace to hold it again. A lease that a
+/// process or its jobs hold cannot be held by a connection.
 #[utoipa::path(
-    get, path = "/v1/leases/{id}/hold", tag = "leases",
-    params(
-        ("id" = u64, Path, description = "The lease"),
-        ("token" = u64, Query, description = "The fencing token of the lease"),
-    ),
+    post, path = "/v1/leases/{id}/hold", tag = "leases", request_body = FencingTokenBody,
+    params(("id" = u64, Path, description = "The lease")),
     responses(
         (status = 200, description = "Lines of JSON until the lease ends", body = LeaseBody, content_type = "application/x-ndjson"),
-        (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "`stale`, `ended`, `not_granted` or `held`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]
@@ -83,11 +80,11 @@ pub(super) async fn hold(
     State(app): State<SharedState>,
     WriteAccess(caller): WriteAccess,
     LeasePath(lease): LeasePath,
-    QueryParameters(query): QueryParameters<HoldParameters>,
+    JsonBody(body): JsonBody<FencingTokenBody>,
 ) -> Result<Response, Problem> {
     let attachment = LeaseAttachment {
         lease,
-        token: Token(query.token),
+        token: Token(body.token),
         holder: LeaseHolder::Connection,
         has_process: false,
         has_cgroup: false,
@@ -98,11 +95,6 @@ pub(super) async fn hold(
         HoldStream { ended: Box::pin(wait_for_end(app, caller, lease)), holder, first: Some(first), over: false };
     let lines = Box::pin(unfold(stream, HoldStream::next));
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
-}
-
-#[derive(Deserialize)]
-pub(super) struct HoldParameters {
-    token: u64,
 }
 
 /// Waits until a lease has ended, and returns it. Repeats the call while the authority is busy: the connection holds
@@ -195,7 +187,7 @@ fn json_line(lease: &LeaseBody) -> Bytes {
     params(("id" = u64, Path, description = "The lease")),
     responses(
         (status = 200, description = "The lease, and the control group of its job", body = AttachResponse),
-        (status = 409, description = "`stale`, `ended` or `not_granted`", body = ProblemBody, content_type = "application/problem+json"),
+        (status = 409, description = "`stale`, `ended`, `not_granted`, `held` or `no_group`", body = ProblemBody, content_type = "application/problem+json"),
         (status = "default", description = "Not over the Unix socket, unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]

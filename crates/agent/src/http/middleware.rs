@@ -1,4 +1,4 @@
-//! The layer around every request: its number, CORS headers, counters, and the access log.
+//! The layer around every request: its number, the refusal of foreign pages, CORS headers, counters, and the access log.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +14,7 @@ use tracing::field::Empty;
 
 use crate::net::{Peer, PeerTransport};
 
+use super::browser::check_request;
 use super::{AppState, SharedState};
 
 pub(super) fn add(router: Router<SharedState>, app: &SharedState) -> Router<SharedState> {
@@ -33,10 +34,11 @@ async fn handle(State(app): State<SharedState>, request: Request, next: Next) ->
     // Every log line of the request carries its number, and the lease once it is known.
     let number = NEXT_REQUEST.fetch_add(1, Ordering::Relaxed);
     let span = tracing::info_span!("request", request = number, lease = Empty);
-    let mut response = if allows_cors && method == Method::OPTIONS {
-        StatusCode::NO_CONTENT.into_response()
-    } else {
-        next.run(request).instrument(span.clone()).await
+    let checked = check_request(&request, route.as_ref().map(MatchedPath::as_str), &app);
+    let mut response = match checked {
+        Err(problem) => problem.into_response(),
+        Ok(()) if allows_cors && method == Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
+        Ok(()) => next.run(request).instrument(span.clone()).await,
     };
     if allows_cors {
         let headers = response.headers_mut();

@@ -5,6 +5,7 @@
 //! go to the node, everything else to the authority.
 
 mod admin;
+mod browser;
 mod caller;
 mod events;
 mod extract;
@@ -38,6 +39,7 @@ use crate::metrics::Metrics;
 use crate::net::Shutdown;
 use crate::node::Node;
 
+pub(crate) use browser::OwnNames;
 pub(crate) use holders::HeldConnections;
 
 /// The parts of the agent that handlers use.
@@ -50,6 +52,8 @@ pub(crate) struct AppState {
     pub events: Arc<Events>,
     /// The configuration at the start.
     pub config: Arc<Config>,
+    /// The names of this machine.
+    pub own_names: OwnNames,
     /// The TCP port that the agent listens on.
     pub port: u16,
     /// Every route with its summary; set by the router.

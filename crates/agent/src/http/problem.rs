@@ -123,7 +123,18 @@ pub(super) async fn unknown_route(uri: Uri) -> Problem {
     Problem::not_found("unknown_route", format!("there is no route {}; /docs lists all routes", uri.path()))
 }
 
+/// The first version whose clients hold a lease by a POST request.
+const HOLDS_BY_POST_SINCE: &str = "0.1.0";
+
 pub(super) async fn method_not_allowed(method: Method, uri: Uri) -> Problem {
+    if method == Method::GET && uri.path().ends_with("/hold") {
+        let detail = format!(
+            "a GET request changes nothing: hold a lease with POST {} and the body {{\"token\": …}}; clients of gpupool \
+             {HOLDS_BY_POST_SINCE} and newer do",
+            uri.path()
+        );
+        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail);
+    }
     let detail = format!("method {method} is not allowed for {}; /docs lists the methods of each route", uri.path());
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
 }

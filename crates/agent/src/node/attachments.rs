@@ -216,9 +216,11 @@ impl Attachments {
             }
             _ => PreparedJob::default(),
         };
-        let mut holder = match body.on_revocation {
-            RevocationAction::EndCaller => LeaseHolder::Process { pid, started },
-            RevocationAction::EndJobs => LeaseHolder::Supervisor { pid, started },
+        let mut holder = match (self.group_that_holds(lease), body.on_revocation) {
+            // Another job joins the jobs that hold the lease already.
+            (Some(group), _) if body.until == AttachUntil::Job => group,
+            (_, RevocationAction::EndCaller) => LeaseHolder::Process { pid, started },
+            (_, RevocationAction::EndJobs) => LeaseHolder::Supervisor { pid, started },
         };
         let attachment = LeaseAttachment {
             lease,
@@ -292,6 +294,12 @@ impl Attachments {
         snapshot.lease(lease).is_some_and(|known| {
             known.state.is_granted() && known.token == Some(token) && caller.may_act_for(&known.request.owner)
         })
+    }
+
+    /// Returns the control group that holds a lease, by the latest snapshot.
+    fn group_that_holds(&self, lease: LeaseId) -> Option<LeaseHolder> {
+        let holder = self.authority.snapshot().lease(lease)?.holder.clone();
+        holder.filter(|holder| matches!(holder, LeaseHolder::Cgroup(_)))
     }
 
     /// Takes over the leases of an earlier run of the agent, and watches their holders. Returns the other leases that

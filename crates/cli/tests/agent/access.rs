@@ -87,7 +87,7 @@ async fn local_users_own_their_leases_and_only_root_administers() {
                 ("POST", format!("/v1/leases/{id}/renew"), Some(body.as_str())),
                 ("POST", format!("/v1/leases/{id}/confirm"), Some(body.as_str())),
                 ("POST", format!("/v1/leases/{id}/revoke"), None),
-                ("GET", format!("/v1/leases/{id}/hold?token={}", lease["token"]), None),
+                ("POST", format!("/v1/leases/{id}/hold"), Some(body.as_str())),
                 ("DELETE", format!("/v1/leases/{id}"), None),
             ] {
                 let response = again.send(method, &path, &[], body);
@@ -98,6 +98,137 @@ async fn local_users_own_their_leases_and_only_root_administers() {
             assert_eq!(again.get(&format!("/v1/leases/{id}")).json()["state"], "active");
         });
     }
+}
+
+/// Headers of a browser, for a request to `localhost`, that no page of another site sends.
+const OWN_PAGE: [&[(&str, &str)]; 5] = [
+    &[("Sec-Fetch-Site", "same-origin")],
+    &[("Sec-Fetch-Site", "none")],
+    &[("Sec-Fetch-Mode", "cors")],
+    &[("Origin", "http://localhost")],
+    &[("Sec-Fetch-Site", "same-origin"), ("Origin", "https://proxy.example")],
+];
+/// Headers of a browser for requests of other pages.
+const OTHER_PAGE: [&[(&str, &str)]; 5] = [
+    &[("Sec-Fetch-Site", "cross-site")],
+    &[("Sec-Fetch-Site", "same-site"), ("Origin", "http://localhost")],
+    &[("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate")],
+    &[("Origin", "http://localhost:8001")],
+    &[("Origin", "null")],
+];
+/// Routes that pages of other sites may read.
+const FOR_EVERY_PAGE: [&str; 7] = ["/", "/docs", "/redoc", "/openapi.json", "/health", "/gpu/stats", "/gpu/count"];
+
+/// Returns every method and route of the agent, with numbers in place of parameters.
+fn operations(endpoint: &RawEndpoint) -> Vec<(String, String)> {
+    let document = crate::common::schema::OpenApiDocument(endpoint.get("/openapi.json").json());
+    let operations = document.operations().into_iter();
+    operations.map(|(method, route)| (method, route.replace("{id}", "1").replace("{gpu_id}", "0"))).collect()
+}
+
+#[tokio::test]
+async fn requests_of_other_sites_are_refused() {
+    let agent = agent().start().await;
+    let lease = RawEndpoint::unix(&agent).post("/v1/leases", &json!({"ttl_secs": 600})).json();
+    let body = json!({"token": lease["token"]}).to_string();
+    for endpoint in [RawEndpoint::tcp(&agent), RawEndpoint::unix(&agent)] {
+        for headers in OTHER_PAGE {
+            for (method, path) in operations(&endpoint) {
+                let is_for_others = path.starts_with("/gpu/") || FOR_EVERY_PAGE.contains(&path.as_str());
+                if method == "GET" && is_for_others {
+                    continue;
+                }
+                let answer = endpoint.send(&method, &path, headers, Some(&body));
+                let told = (answer.status, answer.code());
+                assert_eq!(told, (403, "origin_not_allowed".into()), "{method} {path} with {headers:?}");
+            }
+            for path in FOR_EVERY_PAGE {
+                assert_eq!(endpoint.send("GET", path, headers, None).status, 200, "{path} with {headers:?}");
+            }
+        }
+        for headers in OWN_PAGE {
+            for path in ["/v1/leases", "/v1/pool", "/metrics", "/config", "/gpu/stats", "/"] {
+                assert_eq!(endpoint.send("GET", path, headers, None).status, 200, "{path} with {headers:?}");
+            }
+        }
+    }
+    let after = RawEndpoint::unix(&agent).get(&format!("/v1/leases/{}", lease["id"])).json();
+    assert_eq!((&after["state"], &after["holder"]), (&json!("active"), &json!(null)));
+}
+
+#[tokio::test]
+async fn a_browser_has_no_rights_from_its_user() {
+    let agent = agent().start().await;
+    let foreign = foreign_lease(&agent);
+    let (user, _) = create_tokens(&agent).await;
+    let token = format!("Bearer {user}");
+    for endpoint in [RawEndpoint::tcp(&agent), RawEndpoint::unix(&agent)] {
+        for headers in OWN_PAGE {
+            assert_rights(&format!("a browser with {headers:?}"), &endpoint, headers, foreign, &READER);
+            let with_token = [headers, &[("Authorization", token.as_str())]].concat();
+            assert_rights(&format!("a token with {headers:?}"), &endpoint, &with_token, foreign, &USER);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_browser_that_reads_a_waiting_request_does_not_keep_it() {
+    let agent = agent().simulate("1xH100").start().await;
+    let endpoint = RawEndpoint::tcp(&agent);
+    let (user, _) = create_tokens(&agent).await;
+    let token = format!("Bearer {user}");
+    let ask = |method, path: &str, headers: &[(&str, &str)], body| {
+        let headers = [headers, &[("Authorization", token.as_str())]].concat();
+        endpoint.send(method, path, &headers, body).json()
+    };
+    ask("POST", "/v1/leases", &[], Some(r#"{"ttl_secs":600}"#));
+    let waiting = ask("POST", "/v1/leases", &[], Some("{}"));
+    // A poll that counted would be answered after five minutes.
+    let seen = ask("GET", &format!("/v1/leases/{}?wait_secs=300", waiting["id"]), OWN_PAGE[0], None);
+    assert_eq!((&seen["state"], &seen["owner"]), (&json!("queued"), &json!("alice")));
+}
+
+#[tokio::test]
+async fn foreign_host_names_are_refused_on_every_route() {
+    let agent = agent().argument("--host=0.0.0.0").start().await;
+    let (tcp, unix) = (RawEndpoint::tcp(&agent), RawEndpoint::unix(&agent));
+    let pages = ["/docs", "/redoc", "/openapi.json", "/nowhere"].map(|path| ("GET".to_owned(), path.to_owned()));
+    for (method, path) in operations(&unix).into_iter().chain(pages) {
+        for (endpoint, headers) in [
+            (&tcp, &[("Host", "evil.example")][..]),
+            (&tcp, &[("Host", "localhost.evil.example:80"), ("Sec-Fetch-Site", "same-origin")]),
+            (&unix, &[("Host", "evil.example"), ("Origin", "http://evil.example")]),
+        ] {
+            let answer = endpoint.send(&method, &path, headers, Some("{}"));
+            let told = (answer.status, answer.code());
+            assert_eq!(told, (403, "host_not_allowed".into()), "{method} {path} with {headers:?}");
+        }
+    }
+    let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
+    for own in ["localhost", "127.0.0.1:80", "[::1]", host_name.as_str()] {
+        assert_eq!(tcp.send("GET", "/v1/pool", &[("Host", own)], None).status, 200, "{own}");
+    }
+    let Some(address) = network_or_skip("foreign host names over the network") else { return };
+    let network = RawEndpoint::Tcp(SocketAddr::new(address, agent.port()));
+    let ask = |headers: &[(&str, &str)]| network.send("GET", "/v1/pool", headers, None).status;
+    assert_eq!(ask(&[("Host", "gpus.example")]), 200, "a program over the network may use any name");
+    assert_eq!(ask(&[("Host", "gpus.example"), ("Sec-Fetch-Site", "same-origin")]), 403);
+}
+
+#[tokio::test]
+async fn no_get_request_holds_a_lease() {
+    let agent = agent().start().await;
+    let endpoint = RawEndpoint::tcp(&agent);
+    let lease = endpoint.post("/v1/leases", &json!({"ttl_secs": 600})).json();
+    let path = format!("/v1/leases/{}/hold?token={}", lease["id"], lease["token"]);
+    for method in ["GET", "HEAD"] {
+        assert_eq!(endpoint.send(method, &path, &[], None).status, 405, "{method}");
+    }
+    let refused = endpoint.get(&path).json();
+    assert_eq!(refused["code"], "method_not_allowed");
+    assert!(refused["detail"].as_str().unwrap().contains("clients of gpupool 0.1.0 and newer"), "{refused}");
+    let after = endpoint.get(&format!("/v1/leases/{}", lease["id"])).json();
+    assert_eq!((&after["state"], &after["holder"]), (&json!("active"), &json!(null)));
 }
 
 #[tokio::test]
@@ -112,8 +243,6 @@ async fn requests_through_a_browser_or_a_proxy_have_no_local_identity() {
     assert_eq!(ask(&[("Host", "localhost.evil.example")]), (403, "host_not_allowed".into()));
     assert_eq!(ask(&[("Host", "localhost"), ("Origin", "https://evil.example")]), (403, "origin_not_allowed".into()));
     assert_eq!(ask(&[("Host", "localhost"), ("Origin", "null")]), (403, "origin_not_allowed".into()));
-    let host = format!("localhost:{}", agent.port());
-    assert_eq!(ask(&[("Host", &host), ("Origin", &format!("http://{host}"))]).0, 201);
     for name in ["X-Forwarded-For", "Forwarded", "X-Real-IP"] {
         assert_eq!(ask(&[(name, "127.0.0.1")]), (401, "token_needed".into()), "{name}");
     }

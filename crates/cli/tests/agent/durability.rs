@@ -262,6 +262,10 @@ async fn a_refused_holder_does_not_end_the_lease() {
     let client = agent.client();
     let stale = client.hold_lease(lease, token + 1).await.unwrap_err();
     assert_eq!(stale.code(), Some("stale"));
+    let held = client.hold_lease(lease, token).await.unwrap_err();
+    assert_eq!(held.code(), Some("held"), "{held}");
+    let other = agent.client_unix().attach(lease, &AttachBody { token, ..AttachBody::default() }).await.unwrap_err();
+    assert_eq!(other.code(), Some("held"), "{other}");
     // After this commit the agent has noticed that the refused connection is closed.
     acquire(&client, &whole_gpu()).await;
     let alive = read_lease(&client, lease).await;

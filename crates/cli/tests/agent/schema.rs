@@ -61,6 +61,7 @@ async fn every_route_responds_as_documented() {
         .send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"fraction": 0.5, "labels": {"a": "b"}})), 201)
         .json();
     let (id, token) = (lease["id"].clone(), json!({"token": lease["token"]}));
+    let held = all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"fraction": 0.5})), 201).json();
     let queued = all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 3})), 202).json();
     all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 3, "queue": false})), 409);
     all.send_numbered("POST", "/v1/leases", &Value::Null, Some(json!({"gpus": 9})), 422);
@@ -75,7 +76,8 @@ async fn every_route_responds_as_documented() {
     all.send_numbered("POST", "/v1/leases/{id}/renew", &id, Some(json!({"token": 999})), 409);
     all.send_numbered("POST", "/v1/leases/{id}/confirm", &id, Some(token.clone()), 200);
     all.send_numbered("POST", "/v1/leases/{id}/attach", &id, Some(token.clone()), 200);
-    check_hold(&mut all, &id, &lease["token"]);
+    all.send_numbered("POST", "/v1/leases/{id}/hold", &id, Some(token.clone()), 409);
+    check_hold(&mut all, &held["id"], &held["token"]);
     all.send_numbered("DELETE", "/v1/leases/{id}", &queued["id"], None, 200);
     all.send_numbered("POST", "/v1/devices/{gpu_id}/cordon", &json!(0), None, 200);
     all.send_numbered("POST", "/v1/devices/{gpu_id}/uncordon", &json!(0), None, 200);
@@ -113,10 +115,11 @@ async fn every_route_responds_as_documented() {
 fn check_hold(all: &mut ConformanceClient, id: &Value, token: &Value) {
     use std::io::{BufRead, BufReader, Write};
     let mut stream = all.endpoint.connect().unwrap();
-    let path = format!("/v1/leases/{id}/hold?token={token}");
-    stream.write_all(crate::common::http::request("GET", &path, &[], None).as_bytes()).unwrap();
+    let path = format!("/v1/leases/{id}/hold");
+    let body = json!({"token": token}).to_string();
+    stream.write_all(crate::common::http::request("POST", &path, &[], Some(&body)).as_bytes()).unwrap();
     let lines = BufReader::new(stream).lines().map_while(Result::ok);
     let line = lines.into_iter().find(|line| line.starts_with('{')).unwrap();
     let headers = vec![("content-type".to_owned(), "application/x-ndjson".to_owned())];
-    all.check("GET", "/v1/leases/{id}/hold", &path, &RawResponse { status: 200, headers, body: line.into_bytes() });
+    all.check("POST", "/v1/leases/{id}/hold", &path, &RawResponse { status: 200, headers, body: line.into_bytes() });
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use bytes::BytesMut;
 use gpupool_api::events::EventBody;
-use gpupool_api::lease::LeaseBody;
+use gpupool_api::lease::{FencingTokenBody, LeaseBody};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use reqwest::Response;
@@ -243,8 +243,14 @@ pub enum LeaseHoldEnd {
 impl AgentClient {
     /// Holds a lease with an open connection in place of renewals; works over the network too.
     pub async fn hold_lease(&self, lease: u64, token: u64) -> Result<LeaseHold, ClientError> {
-        let call = ApiCall::get(format!("/v1/leases/{lease}/hold")).query("token", Some(token));
-        let response = self.open_stream(&call).await?;
+        let route = format!("/v1/leases/{lease}/hold");
+        let response = match self.open_stream(&ApiCall::post(&*route, &FencingTokenBody { token })).await {
+            // Only an agent older than this client has no POST; every other one knows no GET.
+            Err(error) if error.code() == Some("method_not_allowed") => {
+                self.open_stream(&ApiCall::get(route).query("token", Some(token))).await?
+            }
+            response => response?,
+        };
         let mut reader =
             LeaseLineReader { client: self.clone(), status: response.status(), response, buffer: BytesMut::new() };
         match reader.next().await? {

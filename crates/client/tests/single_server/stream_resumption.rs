@@ -77,7 +77,27 @@ async fn holding_ends_with_the_lease() {
         panic!("the lease ended")
     };
     assert_eq!(lease.state, LeaseState::Revoked);
-    assert_eq!(server.received()[0].target, "GET /v1/leases/1/hold?token=41");
+    let request = &server.received()[0];
+    assert_eq!((request.target.as_str(), request.body.as_str()), ("POST /v1/leases/1/hold", r#"{"token":41}"#));
+}
+
+#[tokio::test]
+async fn holding_at_an_older_agent_uses_the_route_that_it_has() {
+    let server = ScriptedServer::start(|number, _| match number {
+        0 => problem_reply(405, "method_not_allowed"),
+        1 => ScriptedReply::ThenSilence(chunked_response(LINE_STREAM, &[&line(LeaseState::Active)])),
+        // A newer agent that refuses is not asked again.
+        _ => problem_reply(404, "unknown_lease"),
+    });
+    let server = server.await;
+    let hold = server.client().hold_lease(1, 41).await.unwrap();
+    assert_eq!(hold.lease().state, LeaseState::Active);
+    assert_eq!(server.client().hold_lease(1, 41).await.unwrap_err().code(), Some("unknown_lease"));
+    let targets: Vec<_> = server.received().into_iter().map(|request| request.target).collect();
+    assert_eq!(
+        targets,
+        ["POST /v1/leases/1/hold", "GET /v1/leases/1/hold?token=41", "POST /v1/leases/1/hold"].map(String::from)
+    );
 }
 
 #[tokio::test]

@@ -172,6 +172,9 @@ impl Pool {
         if lease.state == LeaseState::Offered {
             return Err(CommandDenied::NotGranted(id));
         }
+        if let Some(by) = lease.holder.clone().filter(|by| !by.may_be_followed_by(&holder)) {
+            return Err(CommandDenied::Held { lease: id, by });
+        }
         lease.holder = Some(holder);
         lease.expires_at = None;
         self.set_deadline(id);

@@ -78,7 +78,7 @@ pub enum PoolCommand {
     Confirm { lease: LeaseId, token: Token },
     /// A heartbeat of a granted lease.
     Renew { lease: LeaseId, token: Token },
-    /// A process or connection keeps the lease alive from now on, without heartbeats.
+    /// A process or connection keeps the lease alive from now on, without heartbeats. Denied while another one does.
     Attach { lease: LeaseId, token: Token, holder: LeaseHolder },
     /// The holder of a lease is gone; it may return within the grace period.
     HolderGone { lease: LeaseId, grace: Millis },

@@ -144,6 +144,37 @@ fn an_attached_lease_needs_no_heartbeat_and_ends_with_its_holder() {
 }
 
 #[test]
+fn a_lease_is_never_taken_away_from_its_holder() {
+    let mut test = PoolFixture::of(4);
+    let group = |path: &str| LeaseHolder::Cgroup(path.into());
+    let same = LeaseHolder::Supervisor { pid: 4711, started: 99 };
+    let others = [LeaseHolder::Process { pid: 4711, started: 100 }, LeaseHolder::Supervisor { pid: 4712, started: 99 }];
+    let [reused, other] = others;
+    for (holder, allowed, refused) in [
+        (PROCESS, vec![PROCESS, same.clone(), group("/jobs/1")], vec![reused.clone(), LeaseHolder::Connection]),
+        (same.clone(), vec![PROCESS, group("/jobs/1")], vec![other, LeaseHolder::Connection]),
+        (group("/jobs/1"), vec![group("/jobs/1")], vec![PROCESS, same, group("/jobs/2"), LeaseHolder::Connection]),
+        (LeaseHolder::Connection, vec![LeaseHolder::Connection], vec![PROCESS, reused, group("/jobs/1")]),
+    ] {
+        for next in refused {
+            let lease = attached(&mut test, holder.clone());
+            let token = test.token(lease);
+            let denied = test.apply(PoolCommand::Attach { lease, token, holder: next });
+            assert_eq!(denied, Err(CommandDenied::Held { lease, by: holder.clone() }));
+            assert_eq!(test.lease(lease).holder, Some(holder.clone()));
+            test.release(lease);
+        }
+        for next in allowed {
+            let lease = attached(&mut test, holder.clone());
+            let token = test.token(lease);
+            test.apply_ok(PoolCommand::Attach { lease, token, holder: next.clone() });
+            assert_eq!(test.lease(lease).holder, Some(next));
+            test.release(lease);
+        }
+    }
+}
+
+#[test]
 fn a_holder_may_come_back_within_its_grace() {
     let mut test = PoolFixture::of(1);
     let lease = attached(&mut test, LeaseHolder::Connection);

@@ -31,13 +31,14 @@ fn an_attachment_is_committed_or_refused_as_a_whole() {
 fn a_holder_that_was_replaced_ends_nothing() {
     let mut stage = AuthorityStage::new();
     let lease = stage.take();
-    for pid in [7, 8] {
-        let (message, _answer) = attach(&lease, lease.token.unwrap(), process(pid));
+    let group = LeaseHolder::Cgroup("/jobs/1".into());
+    for holder in [process(7), group.clone()] {
+        let (message, _answer) = attach(&lease, lease.token.unwrap(), holder);
         stage.receive(vec![message]);
     }
     stage.receive(vec![holder_gone(&lease, process(7))]);
     assert_eq!(stage.state(lease.id), LeaseState::Active);
-    stage.receive(vec![holder_gone(&lease, process(8))]);
+    stage.receive(vec![holder_gone(&lease, group)]);
     assert_eq!(stage.state(lease.id), LeaseState::Released);
 }
 

@@ -33,6 +33,17 @@ fn a_call_extends_the_patience_of_all_its_leases_while_it_waits() {
 }
 
 #[test]
+fn a_call_that_is_no_poll_does_not_extend_their_patience() {
+    let mut stage = AuthorityStage::new();
+    stage.take();
+    let waiting = stage.request("alice");
+    stage.pass(Millis(10_000));
+    stage.follow_as(false, "alice", &[waiting.id], stage.now).try_recv().unwrap().unwrap();
+    stage.pass(Millis(6_000));
+    assert!(stage.state(waiting.id).is_ended());
+}
+
+#[test]
 fn an_immediate_reply_extends_their_patience_too() {
     let mut stage = AuthorityStage::new();
     stage.take();

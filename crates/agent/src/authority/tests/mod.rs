@@ -128,6 +128,10 @@ impl AuthorityStage {
     }
 
     fn follow(&mut self, owner: &str, leases: &[u64], until: PoolTime) -> ReplyReceiver {
+        self.follow_as(true, owner, leases, until)
+    }
+
+    fn follow_as(&mut self, is_poll: bool, owner: &str, leases: &[u64], until: PoolTime) -> ReplyReceiver {
         let (reply, receiver) = oneshot::channel();
         let leases = leases.iter().copied().map(LeaseId).collect();
         let call = FollowCall {
@@ -136,6 +140,7 @@ impl AuthorityStage {
             leases,
             until,
             is_single: false,
+            is_poll,
             releases: false,
             reply,
         };
