@@ -8,6 +8,8 @@ use gpupool_core::Millis;
 pub(crate) const MESSAGES: usize = 16_384;
 /// The messages that share one commit.
 pub(crate) const BATCH: usize = 1_024;
+/// The grace of a running job whose lease an administrator releases.
+pub(crate) const RELEASE_GRACE: Millis = Millis::from_secs(10);
 /// The orders that may wait in the channel to a node. The others wait in the authority.
 pub(crate) const ORDERS: usize = 4_096;
 /// The time after which the authority tries to send orders again that a node could not take.

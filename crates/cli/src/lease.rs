@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::endpoint_args::{EndpointArgs, block_on, call_agent, with_hint};
 use crate::output::{UsageError, print_json, print_note, print_output, print_text};
+use crate::admin::lease_end_line;
 use crate::request_args::RequestArgs;
 use crate::signals::{SignalListener, exit_code};
 use crate::status::{GpuNames, age, describe_request, fetch_leases};
@@ -334,8 +335,7 @@ fn release(arguments: &ReleaseArgs) -> anyhow::Result<ExitCode> {
         }
         Ok(())
     })?;
-    let line = |lease: &LeaseBody| format!("lease {} {}\n", lease.id, lease.state.name());
-    let done = print_output(arguments.json, &released, || released.iter().map(line).collect())?;
+    let done = print_output(arguments.json, &released, || released.iter().map(lease_end_line).collect())?;
     if !unknown.is_empty() {
         bail!("no lease {}; to list them: gpupool lease list --all", unknown.join(", "));
     }

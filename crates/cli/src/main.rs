@@ -1,5 +1,6 @@
 //! The `gpupool` command line: parses arguments, calls the other crates and prints the results.
 
+mod admin;
 mod config;
 mod devices;
 mod doctor;
@@ -48,6 +49,13 @@ enum GpupoolCommand {
     #[command(subcommand)]
     Config(config::ConfigCommand),
     /// List the GPUs of this machine, of a capture or of a simulation.
+    /// Stop new work on a GPU; its leases continue.
+    ///
+    /// For administrators. `gpupool uncordon` allows new work again.
+    Cordon(admin::DeviceArgs),
+    /// List and forget the GPUs of an agent.
+    #[command(subcommand)]
+    Device(admin::DeviceCommand),
     ///
     /// Exits with 1 if an error kept the GPUs from being read. Finding no GPU is not an error.
     Devices(devices::DevicesArgs),
@@ -73,6 +81,10 @@ enum GpupoolCommand {
     #[command(after_help = map::EXAMPLES)]
     Map(Box<map::MapArgs>),
     /// Run a command on leased GPUs.
+    /// Take a lease from its owner.
+    ///
+    /// For administrators. The owner sees the reason; after the grace the job gets SIGTERM, and SIGKILL seconds later.
+    Revoke(admin::RevokeArgs),
     ///
     /// Waits in the queue until the GPUs are granted, runs the command on them, and releases the lease when the command
     /// ends. The lease is released even if gpupool crashes or is killed.
@@ -101,6 +113,10 @@ enum GpupoolCommand {
     #[command(subcommand)]
     Token(token::TokenCommand),
     /// Report GPU usage by owner or by GPU.
+    /// Allow new work on a cordoned GPU again.
+    ///
+    /// For administrators.
+    Uncordon(admin::DeviceArgs),
     Usage(usage::UsageArgs),
 }
 
@@ -111,18 +127,22 @@ fn main() -> ExitCode {
         GpupoolCommand::Completions { shell } => completions(shell),
         GpupoolCommand::Config(command) => config::run(&command),
         GpupoolCommand::Devices(arguments) => devices::run(&arguments),
+        GpupoolCommand::Cordon(arguments) => admin::cordon(&arguments),
+        GpupoolCommand::Device(command) => admin::run(&command),
         GpupoolCommand::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(feature = "kube")]
         GpupoolCommand::Kube(command) => kube::run(&command),
         GpupoolCommand::Lease(command) => lease::run(&command),
         GpupoolCommand::Map(arguments) => map::run(&arguments),
         GpupoolCommand::Run(arguments) => run::run(&arguments),
+        GpupoolCommand::Revoke(arguments) => admin::revoke(&arguments),
         GpupoolCommand::Serve(arguments) => serve::run(arguments),
         GpupoolCommand::Sim(command) => sim::run(&command),
         GpupoolCommand::Simulate(command) => simulate::run(&command),
         GpupoolCommand::Status(arguments) => status::run(&arguments),
         GpupoolCommand::Token(command) => token::run(&command),
         GpupoolCommand::Usage(arguments) => usage::run(&arguments),
+        GpupoolCommand::Uncordon(arguments) => admin::uncordon(&arguments),
     };
     exit_code.unwrap_or_else(|error| {
         print_note(&format!("error: {error:#}"));

@@ -1,5 +1,6 @@
 //! Leases: the life of a request from its arrival to its end, and the devices it holds.
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -91,6 +92,23 @@ impl EndCause {
             Self::Revoked => LeaseState::Revoked,
             Self::Fault(_) => LeaseState::Failed,
         }
+    }
+}
+
+/// Author and reason of a revocation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocation {
+    /// Owner name of the administrator.
+    pub by: Arc<str>,
+    /// Reason that the administrator gave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Arc<str>>,
+}
+
+impl fmt::Display for Revocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "revoked by an administrator ({})", self.by)?;
+        self.reason.as_ref().map_or(Ok(()), |reason| write!(f, ": {reason}"))
     }
 }
 
