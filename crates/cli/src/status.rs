@@ -314,9 +314,10 @@ fn device_state(device: &DeviceBody) -> (String, TextStyle) {
     if device.stale {
         return ("no recent reading".into(), TextStyle::Faint);
     }
+    let state = if device.promised >= 1.0 { "full" } else { "open" };
     match count_squatters(device) {
-        0 => ("open".into(), TextStyle::Plain),
-        some => (format!("open, {}", plural(some, "squatter")), TextStyle::Odd),
+        0 => (state.into(), TextStyle::Plain),
+        some => (format!("{state}, {}", plural(some, "squatter")), TextStyle::Odd),
     }
 }
 
