@@ -8,6 +8,8 @@ use gpupool_core::Millis;
 pub(crate) const MESSAGES: usize = 16_384;
 /// Maximum number of messages that share one commit.
 pub(crate) const BATCH: usize = 1_024;
+/// Grace of a running job whose lease an administrator releases.
+pub(crate) const RELEASE_GRACE: Millis = Millis::from_secs(10);
 /// Maximum number of orders in the channel to a node. Further ones wait in the authority.
 pub(crate) const ORDERS: usize = 4_096;
 /// Pause before orders that a node could not take are sent again.

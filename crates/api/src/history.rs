@@ -32,6 +32,9 @@ pub struct HistoryRecord {
     pub token: Option<u64>,
     /// Stable name of the reason for the end.
     pub cause: Option<String>,
+    /// Administrator who revoked the lease, and the reason that was given.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// Time of the grant.
     pub granted_at: Option<String>,
     /// Time of the end.

@@ -227,4 +227,7 @@ pub struct AttachResponse {
 pub struct RevokeBody {
     /// Time in seconds for the holder to finish. Defaults to 0.
     pub grace_secs: f64,
+    /// Reason for the holder and the audit trail.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }

@@ -38,7 +38,7 @@ pub fn lease_body(
         env: if is_granted && is_owners { job_environment(pool, lease, env) } else { BTreeMap::new() },
         token: lease.token.filter(|_| is_owners).map(|token| token.0),
         queue_position: explanation.map(|why| why.position),
-        reason: why_waiting.or_else(|| lease.cause.as_ref().map(end_cause_text)),
+        reason: why_waiting.or_else(|| end_reason(lease)),
         cause: lease.cause.as_ref().map(|cause| end_cause_name(cause).into()),
         created_at: iso(lease.created_at),
         granted_at: lease.granted_at.map(&iso),
@@ -185,6 +185,14 @@ pub fn closure_name(closed: DeviceClosure) -> &'static str {
         DeviceClosure::Hot => "hot",
         DeviceClosure::Cordoned => "cordoned",
         DeviceClosure::Quarantined => "quarantined",
+    }
+}
+
+/// Returns the reason for the end of a lease as text; a revocation names its author.
+pub fn end_reason(lease: &LeaseRow) -> Option<String> {
+    match (lease.cause.as_ref()?, &lease.revocation) {
+        (EndCause::Revoked, Some(revocation)) => Some(revocation.to_string()),
+        (cause, _) => Some(end_cause_text(cause)),
     }
 }
 

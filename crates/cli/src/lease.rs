@@ -1,23 +1,26 @@
 //! `gpupool lease`: acquires, renews, releases and lists leases by hand or in a script.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use gpupool_api::RequestBody;
+use gpupool_api::history::HistoryDevice;
 use gpupool_api::job_environment as job;
 use gpupool_api::lease::{HolderBody, LeaseBody, LeaseState};
 use gpupool_client::limits::AGENT_AWAY_LIMIT;
 use gpupool_client::{
-    AgentClient, ClientBuilder, ClientError, IdempotencyKey, LeaseGuard, LeaseHold, LeaseHoldEnd, StatusUpdate,
-    WaitOptions, WaitProgress,
+    AgentClient, ClientBuilder, ClientError, HistoryQuery, IdempotencyKey, LeaseGuard, LeaseHold, LeaseHoldEnd,
+    StatusUpdate, WaitOptions, WaitProgress,
 };
 use gpupool_confine::Signal;
 use jiff::Timestamp;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::admin::lease_end_line;
 use crate::endpoint_args::{EndpointArgs, block_on, call_agent, with_hint};
 use crate::output::{UsageError, print_json, print_note, print_output, print_text};
 use crate::request_args::RequestArgs;
@@ -28,6 +31,8 @@ use crate::units;
 
 /// Wait limit of a client of several endpoints: the user interrupts the command instead.
 const NO_WAIT_LIMIT: Duration = Duration::from_secs(86_400 * 365);
+/// Maximum number of pages of the audit trail to read for a list, each of up to a thousand records.
+const MAX_HISTORY_PAGES: usize = 20;
 /// Pause between two attempts to reconnect a held lease.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(250);
 
@@ -334,8 +339,7 @@ fn release(arguments: &ReleaseArgs) -> anyhow::Result<ExitCode> {
         }
         Ok(())
     })?;
-    let line = |lease: &LeaseBody| format!("lease {} {}\n", lease.id, lease.state.name());
-    let done = print_output(arguments.json, &released, || released.iter().map(line).collect())?;
+    let done = print_output(arguments.json, &released, || released.iter().map(lease_end_line).collect())?;
     if !unknown.is_empty() {
         bail!("no lease {}; to list them: gpupool lease list --all", unknown.join(", "));
     }
@@ -358,7 +362,72 @@ fn list_leases(arguments: &LeaseListArgs) -> anyhow::Result<ExitCode> {
     let client = arguments.endpoint_args.client()?;
     let state = arguments.all.then_some("all");
     let leases = call_agent(fetch_leases(&client, state, arguments.owner.as_deref()))?;
+    if arguments.all && !arguments.json {
+        let held = call_agent(fetch_held_devices(&client, &leases))?;
+        return print_text(&all_leases_table(&leases, &held).render_or("no leases\n")).map(|()| ExitCode::SUCCESS);
+    }
     print_output(arguments.json, &leases, || leases_table(&leases).render_or("no leases\n"))
+}
+
+/// Fetches the devices that ended leases held, from the audit trail.
+async fn fetch_held_devices(
+    client: &AgentClient,
+    leases: &[LeaseBody],
+) -> Result<BTreeMap<u64, Vec<HistoryDevice>>, ClientError> {
+    let ended: BTreeSet<u64> = leases.iter().filter(|lease| lease.state.is_ended()).map(|lease| lease.id).collect();
+    let since = leases.iter().filter(|lease| lease.state.is_ended()).filter_map(|lease| lease.granted_at.clone()).min();
+    let mut held = BTreeMap::new();
+    let Some(since) = since else { return Ok(held) };
+    let mut query = HistoryQuery { since: Some(since), ..HistoryQuery::default() };
+    for _ in 0..MAX_HISTORY_PAGES {
+        let page = client.history(&query).await?;
+        let records = page.records.into_iter().filter(|record| ended.contains(&record.lease));
+        held.extend(records.map(|record| (record.lease, record.devices)));
+        if page.next.is_none() {
+            break;
+        }
+        query.after = page.next;
+    }
+    Ok(held)
+}
+
+/// Returns the table of `lease list --all`.
+fn all_leases_table(leases: &[LeaseBody], held: &BTreeMap<u64, Vec<HistoryDevice>>) -> TextTable<8> {
+    let now = Timestamp::now();
+    let gpus = |lease: &LeaseBody| -> Vec<(String, u32)> {
+        let held = held.get(&lease.id).into_iter().flatten().map(|device| (device.node.clone(), device.gpu_id));
+        lease.devices.iter().map(|device| (device.node.clone(), device.gpu_id)).chain(held).collect()
+    };
+    let nodes: Vec<String> = leases.iter().flat_map(gpus).map(|(node, _)| node).collect();
+    let names = GpuNames::of(nodes.iter().map(String::as_str));
+    let mut table = TextTable::new([
+        TableColumn::number("LEASE"),
+        TableColumn::text("STATE"),
+        TableColumn::text("OWNER").min_width(8),
+        TableColumn::text("GPUS").min_width(4),
+        TableColumn::text("START").drop_priority(3),
+        TableColumn::number("DURATION").drop_priority(4),
+        TableColumn::text("WORKER").min_width(6).drop_priority(1),
+        TableColumn::text("REASON").min_width(16).drop_priority(2).wrapping(),
+    ]);
+    for lease in leases {
+        let time = |text: &Option<String>| text.as_ref()?.parse::<Timestamp>().ok();
+        let start = time(&lease.granted_at);
+        let duration =
+            start.and_then(|start| time(&lease.ended_at).unwrap_or(now).duration_since(start).try_into().ok());
+        let cells = [
+            lease.id.to_string(),
+            lease.state.name().to_owned(),
+            lease.owner.clone(),
+            gpus(lease).iter().map(|(node, gpu)| names.name(node, *gpu)).collect::<Vec<_>>().join(","),
+            start.map(|start| start.strftime("%Y-%m-%d %H:%MZ").to_string()).unwrap_or_default(),
+            duration.map(units::format_duration).unwrap_or_default(),
+            lease.worker_id.clone().unwrap_or_default(),
+            lease.reason.clone().unwrap_or_default(),
+        ];
+        table.add_row(cells, if lease.state.is_ended() { TextStyle::Faint } else { TextStyle::Plain });
+    }
+    table
 }
 
 fn leases_table(leases: &[LeaseBody]) -> TextTable<8> {

@@ -1,5 +1,6 @@
 //! The `gpupool` command line: parses arguments, calls the other crates and prints the results.
 
+mod admin;
 mod config;
 mod devices;
 mod doctor;
@@ -10,6 +11,7 @@ mod lease;
 mod log_writer;
 mod map;
 mod output;
+mod program;
 mod request_args;
 mod run;
 mod serve;
@@ -47,6 +49,13 @@ enum GpupoolCommand {
     /// Show and check the configuration.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Stop new work on a GPU; its leases continue.
+    ///
+    /// For administrators. `gpupool uncordon` allows new work again.
+    Cordon(admin::DeviceArgs),
+    /// List and forget the GPUs of an agent.
+    #[command(subcommand)]
+    Device(admin::DeviceCommand),
     /// List the GPUs of this machine, of a capture or of a simulation.
     ///
     /// Exits with 1 if an error kept the GPUs from being read. Finding no GPU is not an error.
@@ -72,6 +81,10 @@ enum GpupoolCommand {
     /// replacement string. Arguments follow `:::`, come from files after `::::`, or from standard input, one per line.
     #[command(after_help = map::EXAMPLES)]
     Map(Box<map::MapArgs>),
+    /// Take a lease from its owner.
+    ///
+    /// For administrators. The owner sees the reason; after the grace the job gets SIGTERM, and SIGKILL seconds later.
+    Revoke(admin::RevokeArgs),
     /// Run a command on leased GPUs.
     ///
     /// Waits in the queue until the GPUs are granted, runs the command on them, and releases the lease when the command
@@ -100,6 +113,10 @@ enum GpupoolCommand {
     /// Clients send a token to lease GPUs over the network. Only administrators can manage tokens.
     #[command(subcommand)]
     Token(token::TokenCommand),
+    /// Allow new work on a cordoned GPU again.
+    ///
+    /// For administrators.
+    Uncordon(admin::DeviceArgs),
     /// Report GPU usage by owner or by GPU.
     Usage(usage::UsageArgs),
 }
@@ -110,18 +127,22 @@ fn main() -> ExitCode {
     let exit_code = match GpupoolArgs::parse().command {
         GpupoolCommand::Completions { shell } => completions(shell),
         GpupoolCommand::Config(command) => config::run(&command),
+        GpupoolCommand::Cordon(arguments) => admin::cordon(&arguments),
+        GpupoolCommand::Device(command) => admin::run(&command),
         GpupoolCommand::Devices(arguments) => devices::run(&arguments),
         GpupoolCommand::Doctor(arguments) => doctor::run(&arguments),
         #[cfg(feature = "kube")]
         GpupoolCommand::Kube(command) => kube::run(&command),
         GpupoolCommand::Lease(command) => lease::run(&command),
         GpupoolCommand::Map(arguments) => map::run(&arguments),
+        GpupoolCommand::Revoke(arguments) => admin::revoke(&arguments),
         GpupoolCommand::Run(arguments) => run::run(&arguments),
         GpupoolCommand::Serve(arguments) => serve::run(arguments),
         GpupoolCommand::Sim(command) => sim::run(&command),
         GpupoolCommand::Simulate(command) => simulate::run(&command),
         GpupoolCommand::Status(arguments) => status::run(&arguments),
         GpupoolCommand::Token(command) => token::run(&command),
+        GpupoolCommand::Uncordon(arguments) => admin::uncordon(&arguments),
         GpupoolCommand::Usage(arguments) => usage::run(&arguments),
     };
     exit_code.unwrap_or_else(|error| {

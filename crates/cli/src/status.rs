@@ -238,6 +238,25 @@ impl GpuNames {
     }
 }
 
+/// Returns the table of `gpupool device list`.
+pub(crate) fn device_table(devices: &[DeviceBody]) -> TextTable<5> {
+    let names = GpuNames::of(devices.iter().map(|device| device.node.as_str()));
+    let mut table = TextTable::new([
+        TableColumn::number("GPU"),
+        TableColumn::text("NAME").min_width(12),
+        TableColumn::text("UUID").min_width(8).drop_priority(1),
+        TableColumn::number("LEASED"),
+        TableColumn::text("STATE").min_width(12).wrapping(),
+    ]);
+    for device in devices {
+        let (state, style) = device_state(device);
+        let name = names.name(&device.node, device.gpu_id);
+        let leased = units::format_share(device.promised);
+        table.add_row([name, device_name(device), device.uuid.clone(), leased, state], style);
+    }
+    table
+}
+
 fn gpu_table(devices: &[DeviceBody], names: GpuNames) -> TextTable<8> {
     let mut table = TextTable::new([
         TableColumn::number("GPU"),
@@ -295,9 +314,10 @@ fn device_state(device: &DeviceBody) -> (String, TextStyle) {
     if device.stale {
         return ("no recent reading".into(), TextStyle::Faint);
     }
+    let state = if device.promised >= 1.0 { "full" } else { "open" };
     match count_squatters(device) {
-        0 => ("open".into(), TextStyle::Plain),
-        some => (format!("open, {}", plural(some, "squatter")), TextStyle::Odd),
+        0 => (state.into(), TextStyle::Plain),
+        some => (format!("{state}, {}", plural(some, "squatter")), TextStyle::Odd),
     }
 }
 

@@ -6,14 +6,17 @@ use std::time::Duration;
 use gpupool_config::units;
 use gpupool_core::Bytes;
 
-/// Parses a size into MiB: `8GiB`, `8G`, `512MiB`, or a bare number of MiB. Rounds up.
+/// Largest number without a unit that is likely meant in GiB.
+const MAX_LIKELY_GIB: f64 = 512.0;
+
+/// Parses a size into MiB: `8GiB`, `8G`, `512MiB`. Rounds up. A number without a unit is an error.
 pub(crate) fn parse_mebibytes(text: &str) -> Result<u64, String> {
-    const ALLOWED_SIZES: &str = "expected a size above zero such as 8GiB, 512MiB, 80GB, or a number of MiB";
-    let bytes = match text.trim().parse::<u64>() {
-        Ok(mib) => Bytes::from_mib(mib),
-        Err(_) => units::parse_memory(text),
-    };
-    match bytes.map(mib_rounded_up) {
+    const ALLOWED_SIZES: &str = "expected a size above zero such as 8GiB, 512MiB, 80GB";
+    if let Some(number) = text.trim().parse::<f64>().ok().filter(|number| *number > 0.0 && number.is_finite()) {
+        let unit = if number <= MAX_LIKELY_GIB { "GiB" } else { "MiB" };
+        return Err(format!("expected a size with a unit such as 8GiB; did you mean {number}{unit}?"));
+    }
+    match units::parse_memory(text).map(mib_rounded_up) {
         Some(mib) if mib > 0 => Ok(mib),
         _ => Err(ALLOWED_SIZES.into()),
     }
@@ -101,13 +104,14 @@ mod tests {
 
     #[test]
     fn sizes_are_parsed() {
-        for (text, mib) in
-            [("8GiB", 8192), ("8G", 8192), ("512MiB", 512), ("8192", 8192), ("1KiB", 1), ("80GB", 76_294)]
-        {
+        for (text, mib) in [("8GiB", 8192), ("8G", 8192), ("512MiB", 512), ("1KiB", 1), ("80GB", 76_294)] {
             assert_eq!(parse_mebibytes(text), Ok(mib), "{text}");
         }
         for text in ["", "0", "0GiB", "-1", "8 apples", "99999999999999999999"] {
             assert!(parse_mebibytes(text).is_err_and(|error| error.contains("8GiB")), "{text:?} was accepted");
+        }
+        for (text, meant) in [("8", "8GiB"), ("1.5", "1.5GiB"), ("8192", "8192MiB")] {
+            assert!(parse_mebibytes(text).is_err_and(|error| error.contains(meant)), "{text:?} was accepted");
         }
     }
 

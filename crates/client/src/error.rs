@@ -1,5 +1,6 @@
 //! Errors of this crate, by what the caller can do about them.
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::time::Duration;
 
@@ -251,13 +252,32 @@ fn reason_suffix(lease: &LeaseBody) -> String {
     lease.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
-fn unreachable_hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> &'static str {
-    if endpoint.is_encrypted() && error_chain(source).contains("certificate") {
-        "to trust this server, give the file with its CA certificate (GPUPOOL_CA)"
-    } else if endpoint.is_local() {
-        "is the agent running? start one with: gpupool serve"
+/// Hints for errors of the TLS library, each with a part of the error's text.
+const TLS_HINTS: [(&str, &str); 4] = [
+    (
+        "CaUsedAsEndEntity",
+        "the server's certificate is that of a CA, as `openssl req -x509` makes by default, and a CA cannot be a server: make it \
+         again with -addext basicConstraints=critical,CA:FALSE -addext subjectAltName=DNS:HOST",
+    ),
+    ("not valid for name", "the server's certificate is for other names: use one of them in the address"),
+    ("expired", "the server's certificate has expired: renew it, or set the clock of this machine"),
+    ("certificate", "to trust this server, give the file with its CA certificate (GPUPOOL_CA)"),
+];
+
+fn unreachable_hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> Cow<'static, str> {
+    let cause = error_chain(source);
+    let tls_hint = TLS_HINTS.iter().find(|(part, _)| endpoint.is_encrypted() && cause.contains(part));
+    if let Some((_, hint)) = tls_hint {
+        return (*hint).into();
+    }
+    if endpoint.is_encrypted() && cause.contains("InvalidContentType") {
+        let plain = endpoint.to_string().replacen("https://", "http://", 1);
+        return format!("the server there does not use TLS: use {plain}, or set server.tls_cert there").into();
+    }
+    if endpoint.is_local() {
+        "is the agent running? start one with: gpupool serve".into()
     } else {
-        "is the agent running there, and does it listen on the network (HOST=0.0.0.0 gpupool serve)?"
+        "is the agent running there, and does it listen on the network (HOST=0.0.0.0 gpupool serve)?".into()
     }
 }
 

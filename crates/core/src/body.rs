@@ -168,6 +168,7 @@ impl TryFrom<RequestBody> for Request {
             cpus: cpus(body.cpus)?,
             host_memory: body.host_memory_mib.map_or(Ok(Bytes::ZERO), |n| mib("host_memory_mib", n))?,
             owner: body.owner.unwrap_or(defaults.owner),
+            requested_by: None,
             worker_id: body.worker_id,
             labels: Arc::new(body.labels),
             priority: body.priority.unwrap_or(0),

@@ -96,6 +96,23 @@ impl EndCause {
     }
 }
 
+/// Author and reason of a revocation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocation {
+    /// Owner name of the administrator.
+    pub by: Arc<str>,
+    /// Reason that the administrator gave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Arc<str>>,
+}
+
+impl fmt::Display for Revocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "revoked by an administrator ({})", self.by)?;
+        self.reason.as_ref().map_or(Ok(()), |reason| write!(f, ": {reason}"))
+    }
+}
+
 /// Part of one device that is promised to a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DevicePromise {

@@ -28,7 +28,7 @@ pub use device::{
     NodeFacts, PartitionFacts, PciAddress, Vendor, model_matches,
 };
 pub use ids::{DeviceId, GpuId, Labels, LeaseId, NodeId, Token, labels_match};
-pub use lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState, PlacementDecision, QueueTurn};
+pub use lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState, PlacementDecision, QueueTurn, Revocation};
 pub use outcome::{ApplyOutcome, CommandDenied, CommandReply, DeviceClosure, InUseReason, PoolEffect, Unsatisfiable};
 pub use policy::{OwnerQuota, Policies, PolicyMatch, PolicyViolation, QueueOrder, RequestPolicy, RequestSize};
 pub use pool::{

@@ -189,6 +189,9 @@ pub struct Request {
     pub host_memory: Bytes,
     /// Owner of the lease.
     pub owner: Arc<str>,
+    /// Administrator who requested it for the owner.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requested_by: Option<Arc<str>>,
     /// The owner's name for the worker that uses the lease.
     pub worker_id: Option<Arc<str>>,
     /// Free-form labels, by which policies match.
@@ -219,6 +222,7 @@ impl Default for Request {
             cpus: MilliCpus::ZERO,
             host_memory: Bytes::ZERO,
             owner: Arc::from("anonymous"),
+            requested_by: None,
             worker_id: None,
             labels: Arc::default(),
             priority: 0,

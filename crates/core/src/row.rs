@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{CordonState, DeviceFacts, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
-use crate::lease::{DevicePromise, EndCause, LeaseHolder, LeaseState, PlacementDecision};
+use crate::lease::{DevicePromise, EndCause, LeaseHolder, LeaseState, PlacementDecision, Revocation};
 use crate::policy::Policies;
 use crate::request::Request;
 use crate::units::PoolTime;
@@ -81,6 +81,9 @@ pub struct LeaseRow {
     pub ended_at: Option<PoolTime>,
     /// Time at which a revocation takes effect.
     pub revoke_at: Option<PoolTime>,
+    /// Author and reason of the revocation, if they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revocation: Option<Arc<Revocation>>,
     /// Time at which the maximum duration ends.
     pub hard_end: Option<PoolTime>,
     /// Position in the order of arrival.
@@ -107,6 +110,7 @@ impl LeaseRow {
             granted_at: None,
             ended_at: None,
             revoke_at: None,
+            revocation: None,
             hard_end: None,
             seq,
         }

@@ -58,7 +58,7 @@ pub struct TrailRecord {
     pub devices: Vec<HeldDevice>,
     /// Fencing token, if the lease was granted.
     pub token: Option<Token>,
-    /// Reason of the end: the name of the cause; a fault follows after a colon.
+    /// Reason of the end: the name of the cause; a fault, or the author of a revocation, follows after a colon.
     pub cause: Option<String>,
     pub granted_at: Option<SystemTime>,
     pub ended_at: Option<SystemTime>,
@@ -137,7 +137,10 @@ fn end_record(lease: &LeaseRow, grant: Option<TrailRecord>, clock: ClockReading)
         granted_at: grant.as_ref().map(|grant| grant.at),
         devices: grant.map(|grant| grant.devices).unwrap_or_default(),
         token: lease.token,
-        cause: lease.cause.as_ref().map(cause_name),
+        cause: lease.cause.as_ref().map(|cause| match (cause, &lease.revocation) {
+            (EndCause::Revoked, Some(revocation)) => format!("{}: {revocation}", cause_name(cause)),
+            _ => cause_name(cause),
+        }),
         ended_at: Some(at),
     }
 }

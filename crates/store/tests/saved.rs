@@ -213,7 +213,7 @@ fn save_database() {
     let gone = attach(&mut fixture, owned("bob", part(100)), LeaseHolder::Process { pid: 11, started: 2 });
     fixture.apply_ok(PoolCommand::HolderGone { lease: gone, grace: Millis(0) });
     let revoked = fixture.request(part(100));
-    fixture.apply_ok(PoolCommand::Revoke { lease: revoked, grace: Millis(0) });
+    fixture.apply_ok(PoolCommand::Revoke { lease: revoked, grace: Millis(0), revocation: None });
     let failed = fixture.request(part(100));
     fixture.apply_ok(PoolCommand::Fail { lease: failed, why: "the node was lost".into() });
     fixture.request(part(100));

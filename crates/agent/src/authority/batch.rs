@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use gpupool_core::{
     ApplyOutcome, CommandReply, EndCause, FieldError, LeaseHolder, LeaseId, Millis, PoolCommand, PoolEffect, Request,
+    Revocation,
 };
 use gpupool_store::ClockReading;
 
 use crate::identity::{Caller, Role};
+use crate::limits::RELEASE_GRACE;
 use crate::messages::{LeaseAttachment, NodeReport};
 
 use super::handle::{
@@ -169,7 +171,8 @@ impl AuthorityThread {
     }
 
     fn apply_caller_command(&mut self, message: CallerCommand, outcome: &mut ApplyOutcome) -> AppliedCommand {
-        let CallerCommand { mut command, caller, wait_until, reply } = message;
+        let CallerCommand { command, caller, wait_until, reply } = message;
+        let mut command = self.revocation_for_release(&caller, command);
         if let PoolCommand::Request { by_admin, .. } = &mut command {
             *by_admin = caller.role == Role::Admin;
         }
@@ -180,6 +183,22 @@ impl AuthorityThread {
         };
         let result = self.apply_allowed(&caller, command, outcome);
         AppliedCommand { result, retry, origin: CommandOrigin::Caller { caller, reply, request } }
+    }
+
+    /// Turns an administrator's release of another owner's lease into a revocation, so that a job has time to end.
+    fn revocation_for_release(&self, caller: &Caller, command: PoolCommand) -> PoolCommand {
+        let PoolCommand::Release { lease } = command else { return command };
+        let is_anothers = |known: &gpupool_core::Lease| {
+            let request = &known.request;
+            !known.state.is_ended()
+                && request.owner != caller.owner
+                && request.requested_by.as_ref() != Some(&caller.owner)
+        };
+        if caller.role != Role::Admin || !self.pool.lease(lease).is_some_and(is_anothers) {
+            return command;
+        }
+        let revocation = Revocation { by: caller.owner.clone(), reason: None };
+        PoolCommand::Revoke { lease, grace: RELEASE_GRACE, revocation: Some(Arc::new(revocation)) }
     }
 
     fn apply_allowed(

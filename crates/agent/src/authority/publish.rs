@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use gpupool_api::events::EventBody;
-use gpupool_api::view::{self, closure_name, end_cause_text};
+use gpupool_api::view::{self, closure_name, end_cause_text, end_reason};
 use gpupool_core::{
     ApplyOutcome, CommandDenied, DeviceId, DevicePromise, GpuId, Lease, LeaseId, LeaseState, NodeId, PoolEffect,
     PoolRow, WaitExplanation,
@@ -169,8 +169,21 @@ impl AuthorityThread {
             PoolEffect::Queued { lease } => ("queued", self.explain(*lease).map(|why| why.to_string())),
             PoolEffect::Offered { .. } => ("offered", None),
             PoolEffect::Granted { .. } => ("granted", None),
-            PoolEffect::Revoking { at, .. } => ("revoking", Some(format!("ends at {}", clock::iso_of(*at, self.at)))),
-            PoolEffect::Ended { cause, .. } => ("ended", Some(end_cause_text(cause))),
+            PoolEffect::Revoking { at, lease } => {
+                let end = format!("ends at {}", clock::iso_of(*at, self.at));
+                let revocation = self.pool.lease(*lease).and_then(|row| row.revocation.clone());
+                (
+                    "revoking",
+                    Some(match revocation {
+                        Some(revocation) => format!("{end}, {revocation}"),
+                        None => end,
+                    }),
+                )
+            }
+            PoolEffect::Ended { cause, lease } => {
+                let reason = self.pool.lease(*lease).and_then(|row| end_reason(row));
+                ("ended", Some(reason.unwrap_or_else(|| end_cause_text(cause))))
+            }
             PoolEffect::Draining { .. } => ("draining", None),
             PoolEffect::Freed { .. } => ("freed", None),
             PoolEffect::Quarantined { .. } => ("quarantined", Some("processes of an ended lease stayed on it".into())),

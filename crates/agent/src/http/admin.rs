@@ -1,4 +1,6 @@
-//! Routes for administrators: revoking leases, cordoning devices, and faults of simulated devices.
+//! Routes for administrators: revoking leases, cordoning and forgetting devices, and faults of simulated devices.
+
+use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -6,7 +8,7 @@ use gpupool_api::lease::{LeaseBody, RevokeBody};
 use gpupool_api::pool::DeviceBody;
 use gpupool_api::problem::ProblemBody;
 use gpupool_api::simulate::{FaultBody, FaultList};
-use gpupool_core::{CordonState, DeviceIdentity, GpuId, Millis, PoolCommand};
+use gpupool_core::{CordonState, DeviceId, DeviceIdentity, GpuId, Millis, PoolCommand, Revocation};
 
 use crate::identity::Caller;
 use crate::node::{Simulation, SimulationError};
@@ -21,6 +23,8 @@ use super::{AppState, SharedState};
 
 /// The longest grace of a revoked lease.
 const MAX_GRACE_SECS: f64 = 7.0 * 86_400.0;
+/// The longest reason of a revocation.
+const MAX_REASON_BYTES: usize = 500;
 
 /// Revoke a lease
 ///
@@ -44,7 +48,16 @@ pub(super) async fn revoke(
         return Err(Problem::field("grace_secs", body.grace_secs, format!("0..={MAX_GRACE_SECS}")));
     }
     let grace = Millis((body.grace_secs * 1000.0).round() as u64);
-    ask_about_lease(&app, caller, PoolCommand::Revoke { lease, grace }).await.map(axum::Json)
+    let reason = body.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
+    if let Some(reason) =
+        reason.filter(|reason| reason.len() > MAX_REASON_BYTES || reason.chars().any(char::is_control))
+    {
+        let allowed = format!("1..={MAX_REASON_BYTES} bytes without control characters");
+        return Err(Problem::field("reason", format!("{reason:?}"), allowed));
+    }
+    let revocation = Revocation { by: caller.owner.clone(), reason: reason.map(Into::into) };
+    let command = PoolCommand::Revoke { lease, grace, revocation: Some(Arc::new(revocation)) };
+    ask_about_lease(&app, caller, command).await.map(axum::Json)
 }
 
 /// Stop new work on a device
@@ -100,14 +113,49 @@ async fn set_cordon(
     node: &NodeParameter,
     cordon: CordonState,
 ) -> Result<axum::Json<DeviceBody>, Problem> {
+    let device = find_device(app, number, node)?;
+    app.authority.ask(caller, PoolCommand::Cordon { device, cordon }).await?;
+    device_body(app, device).map(axum::Json).ok_or_else(|| unknown_device(number, app.node.name()))
+}
+
+/// Returns the device with a number on a node.
+fn find_device(app: &AppState, number: u64, node: &NodeParameter) -> Result<DeviceId, Problem> {
     let snapshot = app.authority.snapshot();
     let node = node.known(app, &snapshot)?.unwrap_or(app.node.name());
-    let unknown =
-        || Problem::not_found("unknown_device", format!("there is no GPU {number} on {node}; see /v1/devices"));
-    let gpu_id = GpuId(u32::try_from(number).map_err(|_| unknown())?);
-    let device = snapshot.devices_of(node).find(|state| state.view.gpu_id == gpu_id).ok_or_else(unknown)?.view.device;
-    app.authority.ask(caller, PoolCommand::Cordon { device, cordon }).await?;
-    device_body(app, device).map(axum::Json).ok_or_else(unknown)
+    let gpu_id = u32::try_from(number).ok().map(GpuId);
+    let found = snapshot.devices_of(node).find(|state| Some(state.view.gpu_id) == gpu_id);
+    found.map(|state| state.view.device).ok_or_else(|| unknown_device(number, node))
+}
+
+fn unknown_device(number: u64, node: &str) -> Problem {
+    Problem::not_found("unknown_device", format!("there is no GPU {number} on {node}; see /v1/devices"))
+}
+
+/// Forget a device
+///
+/// For administrators. Only a device that is gone and holds no lease; if it returns, it is a new device.
+#[utoipa::path(
+    delete, path = "/v1/devices/{gpu_id}", operation_id = "forget_device", tag = "admin",
+    params(
+        ("gpu_id" = u32, Path, description = "The device's number"),
+        ("node" = Option<String>, Query, description = "The name of its node; the agent's own by default"),
+    ),
+    responses(
+        (status = 204, description = "The device is forgotten"),
+        (status = 409, description = "`in_use`: it is present, or a lease holds it", body = ProblemBody, content_type = "application/problem+json"),
+        (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn forget(
+    State(app): State<SharedState>,
+    WriteAccess(caller): WriteAccess,
+    NumberPath(number): NumberPath,
+    QueryParameters(node): QueryParameters<NodeParameter>,
+) -> Result<StatusCode, Problem> {
+    check_is_admin(&caller)?;
+    let device = find_device(&app, number, &node)?;
+    app.authority.ask(caller, PoolCommand::ForgetDevice { device }).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Faults in force

@@ -140,6 +140,7 @@ fn record_body(record: gpupool_store::TrailRecord) -> HistoryRecord {
         fraction: device.share.as_fraction(),
         memory_mib: device.memory.as_mib(),
     };
+    let (cause, reason) = split_cause(record.cause);
     HistoryRecord {
         lease: record.lease.0,
         event: match record.event {
@@ -151,9 +152,18 @@ fn record_body(record: gpupool_store::TrailRecord) -> HistoryRecord {
         worker_id: record.worker_id,
         devices: record.devices.into_iter().map(device).collect(),
         token: record.token.map(|token| token.0),
-        cause: record.cause,
+        cause,
+        reason,
         granted_at: record.granted_at.map(iso),
         ended_at: record.ended_at.map(iso),
+    }
+}
+
+/// Splits the author and reason of a revocation off its cause.
+fn split_cause(cause: Option<String>) -> (Option<String>, Option<String>) {
+    match cause.as_deref().and_then(|cause| cause.split_once(": ")) {
+        Some(("revoked", reason)) => (Some("revoked".into()), Some(reason.into())),
+        _ => (cause, None),
     }
 }
 

@@ -46,14 +46,16 @@ pub(super) async fn create(
 ) -> Result<Response, Problem> {
     let wait = parse_wait(body.wait_secs.unwrap_or(0.0))?;
     check_names(&body)?;
-    body.owner = Some(caller.account(body.owner.as_ref())?);
+    let owner = caller.account(body.owner.as_ref())?;
+    let requested_by = (owner != caller.owner).then(|| caller.owner.clone());
+    body.owner = Some(owner);
     body.ttl_secs = Some(body.ttl_secs.unwrap_or(app.config.leases.default_ttl_secs.as_secs_f64()));
     let max_ttl = app.config.leases.max_ttl_secs.as_secs_f64();
     if let Some(ttl) = body.ttl_secs.filter(|ttl| *ttl > max_ttl) {
         return Err(Problem::field("ttl_secs", ttl, format!("at most {max_ttl}")));
     }
     let key = parse_key(&headers)?;
-    let request = Arc::new(Request::try_from(body)?);
+    let request = Arc::new(Request { requested_by, ..Request::try_from(body)? });
     // A client that hangs up while it waits cancels its request, unless a key lets it return.
     let reply =
         app.authority.ask_and_wait(caller, PoolCommand::Request { request, key, by_admin: false }, wait).await?;
@@ -204,12 +206,12 @@ pub(super) async fn confirm(
 
 /// Release a lease, or stop waiting
 ///
-/// Releasing a lease twice is harmless.
+/// Releasing a lease twice is harmless. An administrator who releases another owner's lease revokes it; a running job has 10 s.
 #[utoipa::path(
     delete, path = "/v1/leases/{id}", tag = "leases",
     params(("id" = u64, Path, description = "The lease")),
     responses(
-        (status = 200, description = "The lease, which has ended", body = LeaseBody),
+        (status = 200, description = "The lease, which has ended, or is revoked after a grace", body = LeaseBody),
         (status = "default", description = "Unknown, not allowed, or not possible now", body = ProblemBody, content_type = "application/problem+json"),
     )
 )]

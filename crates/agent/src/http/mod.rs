@@ -100,6 +100,7 @@ pub(crate) fn router(mut app: AppState) -> Result<Router, AgentError> {
         .routes(routes!(admin::revoke))
         .routes(routes!(admin::cordon))
         .routes(routes!(admin::uncordon))
+        .routes(routes!(admin::forget))
         .routes(routes!(pool::pool))
         .routes(routes!(pool::devices))
         .routes(routes!(history::history))

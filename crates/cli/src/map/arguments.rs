@@ -112,6 +112,10 @@ pub(crate) struct MapArgs {
     #[arg(long, short, help_heading = LOG)]
     pub(super) quiet: bool,
 
+    /// Pass GPUPOOL_TOKEN to the command.
+    #[arg(long)]
+    pub(super) keep_token: bool,
+
     /// Command, followed by `::: ARGUMENT…` or `:::: FILE…`; without them, standard input has one argument per line.
     #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     pub(super) words: Vec<OsString>,

@@ -141,7 +141,7 @@ impl GpuWorkerManager {
         let Some(lease_manager) = self.lease_manager.upgrade() else { return };
         for id in self.worker_ids(granted.slot) {
             let gpu_slot = lease_manager.worker_slot(id, granted);
-            let mut slot = worker_slot(id);
+            let mut slot = worker_slot(id, self.context.hidden_variables);
             slot.environment.extend(gpu_slot.environment);
             self.context.run_handle.add_worker(WorkerSlot { environment: slot.environment, ..gpu_slot });
         }

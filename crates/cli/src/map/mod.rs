@@ -29,6 +29,7 @@ use gpupool_dispatch::{
 pub(crate) use arguments::MapArgs;
 
 use crate::output::{MessagePrinter, ignore_closed_pipe};
+use crate::program::hidden_variables;
 use arguments::WorkerDialect;
 use event_handler::RunEventHandler;
 use leased_gpus::{GpuPlan, MapGpus};
@@ -69,6 +70,8 @@ struct MapContext {
     tasks: OpenTasks,
     total: TaskTotal,
     waiting: WaitingGpus,
+    /// Variables that workers do not get.
+    hidden_variables: &'static [&'static str],
 }
 
 pub(crate) fn run(map: &MapArgs) -> anyhow::Result<ExitCode> {
@@ -82,7 +85,13 @@ pub(crate) fn run(map: &MapArgs) -> anyhow::Result<ExitCode> {
     if map.dry_run {
         return dry_run(&template, sources);
     }
-    let gpu_plan = if map.is_without_gpus() { None } else { Some(GpuPlan::find(map)?) };
+    let gpu_plan = if map.is_without_gpus() {
+        None
+    } else {
+        // Found after minutes in the queue otherwise.
+        shell::check_command(&input.command)?;
+        Some(GpuPlan::find(map)?)
+    };
     let (log, finished) = open_log(map)?;
     // From here on signals end the run in an orderly way.
     let signal_thread = SignalThread::start()?;
@@ -98,6 +107,7 @@ pub(crate) fn run(map: &MapArgs) -> anyhow::Result<ExitCode> {
         tasks: OpenTasks::default(),
         total: Arc::new(Mutex::new(sources.total().map(|total| total.saturating_sub(skipped)))),
         waiting: WaitingGpus::default(),
+        hidden_variables: hidden_variables(map.keep_token),
     };
     signal_thread.stop_run(context.stop.clone(), context.printer.clone())?;
     if reads_terminal {
@@ -157,14 +167,17 @@ fn run_plan(map: &MapArgs, command: &[OsString]) -> RunPlan {
     plan.report_started = map.json;
     if map.is_without_gpus() {
         let cpus = || std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
-        plan.slots = (0..map.jobs.unwrap_or_else(cpus)).map(|id| worker_slot(WorkerId(id))).collect();
+        plan.slots = (0..map.jobs.unwrap_or_else(cpus))
+            .map(|id| worker_slot(WorkerId(id), hidden_variables(map.keep_token)))
+            .collect();
     }
     plan
 }
 
-/// Returns a worker slot without a GPU, with the worker's number in the environment.
-pub(super) fn worker_slot(id: WorkerId) -> WorkerSlot {
+/// Returns a worker slot without a GPU, with the worker's number and without these variables in the environment.
+pub(super) fn worker_slot(id: WorkerId, hidden_variables: &[&str]) -> WorkerSlot {
     let mut slot = WorkerSlot::new(id);
+    slot.environment.extend(hidden_variables.iter().map(|name| ((*name).into(), None)));
     slot.environment.push((SLOT_VARIABLE.into(), Some((id.0 + 1).to_string())));
     slot
 }

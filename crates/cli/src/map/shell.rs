@@ -1,8 +1,12 @@
 //! POSIX shell syntax: which quotes are open at a position, whether a text consists of plain words, and how to quote an
 //! argument.
 
+use std::ffi::OsString;
+use std::process::{Command, Stdio};
+
 use super::template::{ReplacementString, ReplacementValue, TemplatePiece};
 use crate::output::UsageError;
+use crate::program::check_program;
 
 /// Quotes around a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,11 +185,20 @@ pub(super) fn plain_words(pieces: &[TemplatePiece]) -> Option<Vec<Vec<TemplatePi
 const SHELL_BUILTINS: [&str; 10] = ["cd", "command", "echo", "exec", "kill", "printf", "pwd", "read", "time", "umask"];
 
 fn is_executable_in_path(program: &str) -> bool {
-    use rustix::fs::{Access, access};
-    let can_run = |path: &std::path::Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
-    if program.contains('/') {
-        return can_run(program.as_ref());
+    check_program(program.as_ref()).is_ok()
+}
+
+/// Checks that the first word of a command is a program or known to the shell, if it is a plain word.
+pub(super) fn check_command(command: &[OsString]) -> Result<(), UsageError> {
+    let Some(first) = command.first().and_then(|word| word.to_str()) else { return Ok(()) };
+    let program = first.split([' ', '\t']).next().unwrap_or_default();
+    if program.is_empty() || program.contains('=') || !program.bytes().all(is_plain_byte) {
+        return Ok(());
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| can_run(&dir.join(program)))
+    let Err(error) = check_program(program.as_ref()) else { return Ok(()) };
+    let known = Command::new("sh").args(["-c", "command -v -- \"$1\"", "sh", program]).stdin(Stdio::null()).output();
+    match known {
+        Ok(output) if !output.status.success() => Err(UsageError::new(error)),
+        _ => Ok(()),
+    }
 }

@@ -1,6 +1,7 @@
 //! The command of `gpupool run`: it is staged, attached to its lease by the agent, and runs until it exits or is ended
 //! because of a signal, its time limit, its memory limit or the loss of its lease.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,6 +21,7 @@ use tokio::time::Instant;
 
 use super::RunArgs;
 use crate::output::MessagePrinter;
+use crate::program::hidden_variables;
 use crate::signals::SignalListener;
 
 /// Grace period of a command whose lease is lost. It is shorter than the 5 s after which the agent kills the rest, so
@@ -30,7 +32,8 @@ const LOST_LEASE_GRACE: Duration = Duration::from_secs(4);
 #[derive(Debug)]
 pub(super) struct RunningCommand {
     pub job: Job,
-    pub binding: LeaseBinding,
+    /// Hold of the lease; `None` if the lease is that of an outer command.
+    pub binding: Option<LeaseBinding>,
     pub memory: HostMemoryLimit,
 }
 
@@ -57,7 +60,7 @@ pub(super) async fn start(
     printer: &MessagePrinter,
 ) -> Result<RunningCommand, StartFailure> {
     let host_memory = arguments.request_args.host_memory;
-    let mut staged = Job::prepare(job_spec(&arguments.command, lease))?;
+    let mut staged = Job::prepare(job_spec(arguments, &lease.env))?;
     let job = AttachBody { job_pid: Some(staged.id().pid), host_memory_mib: host_memory, ..AttachBody::default() };
     let (binding, attached) = agent
         .bind_lease(lease, job)
@@ -72,14 +75,32 @@ pub(super) async fn start(
     if let Some(how) = memory.describe(host_memory) {
         printer.info(how);
     }
-    Ok(RunningCommand { job: staged.start()?, binding, memory })
+    Ok(RunningCommand { job: staged.start()?, binding: Some(binding), memory })
 }
 
-fn job_spec(command: &[OsString], lease: &LeaseBody) -> JobSpec {
-    let (program, arguments) =
+/// Starts the command under the lease of an outer command, whose variables it has already.
+pub(super) fn start_under_parent(
+    arguments: &RunArgs,
+    printer: &MessagePrinter,
+) -> Result<RunningCommand, StartFailure> {
+    let host_memory = arguments.request_args.host_memory;
+    let mut staged = Job::prepare(job_spec(arguments, &BTreeMap::new()))?;
+    let memory = HostMemoryLimit::arrange(host_memory, None, &mut staged);
+    let memory =
+        memory.map_err(|error| StartFailure { exit_code: 1, why: format!("cannot watch the command: {error}") })?;
+    if let Some(how) = memory.describe(host_memory) {
+        printer.info(how);
+    }
+    Ok(RunningCommand { job: staged.start()?, binding: None, memory })
+}
+
+fn job_spec(arguments: &RunArgs, environment: &BTreeMap<String, Option<String>>) -> JobSpec {
+    let command = &arguments.command;
+    let (program, rest) =
         command.split_first().map_or((OsString::new(), &[][..]), |(program, rest)| (program.clone(), rest));
-    let spec = JobSpec::new(program).args(arguments).terminal(TerminalUse::Foreground);
-    lease.env.iter().fold(spec, |spec, (name, value)| match value {
+    let spec = JobSpec::new(program).args(rest).terminal(TerminalUse::Foreground);
+    let spec = hidden_variables(arguments.keep_token).iter().fold(spec, |spec, name| spec.env_remove(name));
+    environment.iter().fold(spec, |spec, (name, value)| match value {
         Some(value) => spec.env(name, value),
         None => spec.env_remove(name),
     })
@@ -109,7 +130,12 @@ pub(super) async fn follow(
         signals.add(&[Signal::WINCH, Signal::TSTP, Signal::CONT]).context("cannot listen for signals")?;
     }
     let job_events = JobEventStream::register(job).context("cannot watch the command")?;
-    let lease_lost = binding.wait_until_lost(|notice| print_notice(printer, notice));
+    let lease_lost = async {
+        match binding {
+            Some(binding) => binding.wait_until_lost(|notice| print_notice(printer, notice)).await,
+            None => std::future::pending().await,
+        }
+    };
     let exceeded = memory.wait_until_exceeded();
     tokio::pin!(lease_lost, exceeded);
     let mut shutdown = CommandShutdown { early_end: None, is_signalled: false, kill_at: None };

@@ -83,7 +83,7 @@ async fn show_progress(
 ) {
     let started_at = Instant::now();
     let mut line = printer.progress_line();
-    let mut text = String::new();
+    let (mut text, mut line_text) = (String::new(), String::new());
     loop {
         let tick = if line.is_some() { LINE_INTERVAL } else { Duration::MAX };
         match tokio::time::timeout(tick, progress.changed()).await {
@@ -93,6 +93,7 @@ async fn show_progress(
                 let Some(progress_now) = progress.borrow_and_update().clone() else { continue };
                 let holders = client.devices().await.map(|devices| describe_holders(&devices)).unwrap_or_default();
                 let before = std::mem::replace(&mut text, status_text(&progress_now, &holders));
+                line_text = short_status_text(&progress_now, &holders);
                 if text != before && line.is_none() {
                     printer.info(&text);
                 }
@@ -100,8 +101,8 @@ async fn show_progress(
             // The interval passed.
             Err(_) => {}
         }
-        if let Some(line) = line.as_mut().filter(|_| !text.is_empty()) {
-            line.show(&format!("gpupool: {} · {text}", format_short_duration(started_at.elapsed())));
+        if let Some(line) = line.as_mut().filter(|_| !line_text.is_empty()) {
+            line.show(&format!("gpupool: {} · {line_text}", format_short_duration(started_at.elapsed())));
         }
     }
 }
@@ -109,6 +110,17 @@ async fn show_progress(
 fn status_text(progress_now: &WaitProgress, holders: &str) -> String {
     let held = if holders.is_empty() { String::new() } else { format!(" · {holders}") };
     format!("{progress_now}{held}")
+}
+
+/// Formats the progress for one line of a terminal, whose end is cut off: the reason comes first.
+fn short_status_text(progress_now: &WaitProgress, holders: &str) -> String {
+    let (position, reason) = match progress_now {
+        WaitProgress::Waiting { position, reason, .. } => (position.map(|at| format!("number {at}")), reason.clone()),
+        WaitProgress::AgentAway { error, .. } => (None, Some(error.clone())),
+    };
+    let held = Some(holders.to_owned()).filter(|held| !held.is_empty());
+    let parts: Vec<String> = [position, reason, held].into_iter().flatten().collect();
+    if parts.is_empty() { "waiting".into() } else { parts.join(" · ") }
 }
 
 /// Formats the owners of leases: `GPU 0 alice, GPU 1 bob and 2 more`.
@@ -150,6 +162,15 @@ mod tests {
                "promised_memory_mib": 0, "leases": owners.iter().map(lease).collect::<Vec<_>>(), "foreign": null,
                "processes": [], "processes_complete": true, "partition": null, "labels": {}, "timestamp": null,
                "stale": false})
+    }
+
+    #[test]
+    fn the_line_keeps_its_reason_at_60_columns() {
+        let reason = Some("needs 1 free GPU; none is free".to_owned());
+        let waiting = WaitProgress::Waiting { lease: 12_345, position: Some(12), reason };
+        let line = format!("gpupool: 59 m 59 s · {}", short_status_text(&waiting, "leased: GPU 0 alice"));
+        let seen: String = line.chars().take(60).collect();
+        assert!(seen.contains("number 12 · needs 1 free GPU; none is"), "{line}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! released, and the exit code reports the result.
 mod command;
 mod lease_wait;
+mod parent_lease;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,17 +22,20 @@ use gpupool_client::{AgentClient, LeaseGuard};
 use gpupool_confine::spawn::JobEnd;
 
 use crate::endpoint_args::{EndpointArgs, block_on};
-use crate::output::MessagePrinter;
+use crate::output::{MessagePrinter, print_note};
+use crate::program::check_program;
 use crate::request_args::RequestArgs;
 use crate::signals::{SignalListener, exit_code};
 use crate::units::{format_short_duration, parse_duration, parse_nonzero_duration};
-use command::{EarlyEnd, follow, start};
+use command::{EarlyEnd, follow, start, start_under_parent};
 use lease_wait::LeaseWaitOutcome;
 
 /// Default of `--kill-after`.
 const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(10);
 /// Time that the lease outlives the command's time limit: starting and ending take a moment.
 const LEASE_END_MARGIN: Duration = Duration::from_secs(30);
+/// Maximum time to ask for the address of the agent's page.
+const PAGE_PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum length of the command name in the worker id.
 const MAX_WORKER_ID_CHARS: usize = 60;
 
@@ -64,13 +68,16 @@ pub(crate) struct RunArgs {
     /// Time between SIGTERM and SIGKILL when the command is ended [default: 10s].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     kill_after: Option<Duration>,
+    /// Pass GPUPOOL_TOKEN to the command.
+    #[arg(long)]
+    keep_token: bool,
     #[command(flatten)]
     endpoint_args: EndpointArgs,
     /// Print only warnings and errors.
     #[arg(long, short)]
     quiet: bool,
     /// Command and arguments to run, after `--`.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
@@ -105,6 +112,10 @@ impl RunArgs {
 
 pub(crate) fn run(arguments: &RunArgs) -> anyhow::Result<ExitCode> {
     let body = arguments.request_body()?;
+    if let Some(Err(error)) = arguments.command.first().map(|program| check_program(program)) {
+        print_note(&format!("error: {error}"));
+        return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(1)));
+    }
     block_on(wait_and_run(arguments, body)).map(ExitCode::from)
 }
 
@@ -117,6 +128,10 @@ async fn wait_and_run(arguments: &RunArgs, body: RequestBody) -> anyhow::Result<
         agent = arguments.endpoint_args.local_agent("`gpupool run` starts its command") => agent?,
         signal = signals.next_termination() => return Ok(exit_code(signal)),
     };
+    if let Some(parent) = parent_lease::lease_of_parent(agent.client()).await {
+        parent_lease::check_fits(&body, &parent)?;
+        return run_under_parent(arguments, &parent, &mut signals, &printer).await;
+    }
     match lease_wait::wait_for_lease(agent.client(), body, arguments.request_args.wait_limit(), &mut signals, &printer)
         .await?
     {
@@ -126,6 +141,8 @@ async fn wait_and_run(arguments: &RunArgs, body: RequestBody) -> anyhow::Result<
         }
         LeaseWaitOutcome::Granted(guard) => {
             let (waited, on) = (format_short_duration(requested_at.elapsed()), device_list(&guard.lease()));
+            let page = page_address(agent.client(), &printer).await;
+            printer.info(format_args!("running on {on}{page}"));
             let (code, started_at) = run_on_lease(arguments, &agent, guard, &mut signals, &printer).await?;
             let ran = started_at.map(|started_at: Instant| format_short_duration(started_at.elapsed()));
             printer.info(match ran {
@@ -135,6 +152,35 @@ async fn wait_and_run(arguments: &RunArgs, body: RequestBody) -> anyhow::Result<
             Ok(code)
         }
     }
+}
+
+/// Runs the command on the lease of the `gpupool run` that started this one, which ends the command with the lease.
+async fn run_under_parent(
+    arguments: &RunArgs,
+    parent: &LeaseBody,
+    signals: &mut SignalListener,
+    printer: &MessagePrinter,
+) -> anyhow::Result<u8> {
+    let (lease, on) = (parent.id, device_list(parent));
+    printer.info(format_args!(
+        "running under lease {lease} of the outer command on {on}; all its commands see all devices of the lease"
+    ));
+    let mut command = match start_under_parent(arguments, printer) {
+        Ok(command) => command,
+        Err(error) => {
+            printer.warn(&error.why);
+            return Ok(error.exit_code);
+        }
+    };
+    let followed = follow(&mut command, signals, arguments, printer).await;
+    let (kills, stuck) = (command.memory.oom_kills(&command.job), command.job.stuck_processes());
+    drop(command.job);
+    let (end, early_end) = followed?;
+    let ended = CommandOutcome { end, early_end, kills, stuck, lost: None };
+    for message in ended.warnings(arguments) {
+        printer.warn(message);
+    }
+    Ok(ended.exit_code())
 }
 
 /// Runs the command on the lease and releases it. Returns the exit code and the start time.
@@ -239,6 +285,20 @@ impl CommandOutcome {
 
 fn process_count(count: u64) -> String {
     if count == 1 { "1 process".into() } else { format!("{count} processes") }
+}
+
+/// Returns the address of the agent's page for a message; empty if it is unknown or nothing is printed.
+async fn page_address(client: &AgentClient, printer: &MessagePrinter) -> String {
+    let endpoint = client.endpoint();
+    if printer.is_quiet {
+        return String::new();
+    }
+    if endpoint.socket().is_none() {
+        return format!("; page: {endpoint}");
+    }
+    let settings = tokio::time::timeout(PAGE_PATIENCE, client.config()).await;
+    let port = settings.ok().and_then(Result::ok).and_then(|settings| settings["server"]["port"].as_u64());
+    port.map(|port| format!("; page: http://localhost:{port}")).unwrap_or_default()
 }
 
 /// Formats the devices of a lease, such as `0.5 of GPU 0 (H100)`.

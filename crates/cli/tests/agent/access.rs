@@ -380,6 +380,33 @@ fn write_certificate(folder: &Path, names: &[String]) {
 }
 
 #[tokio::test]
+async fn a_failed_tls_connection_comes_with_its_cause_and_remedy() {
+    let Some(address) = network_or_skip("TLS") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let failure = async |port: u16, host: &str| {
+        let endpoint: Endpoint = format!("https://{host}:{port}").parse().unwrap();
+        let client = AgentClient::builder(endpoint).ca_file(path("cert.pem")).build().unwrap();
+        client.pool().await.unwrap_err().to_string()
+    };
+    let plain = agent().start().await;
+    // As `openssl req -x509` makes it: a CA that signs itself.
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec![address.to_string()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    std::fs::write(path("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(path("key.pem"), key.serialize_pem()).unwrap();
+    let builder = network_agent().argument("--tls-cert").argument(path("cert.pem"));
+    let agent = builder.argument("--tls-key").argument(path("key.pem")).start().await;
+    let error = failure(agent.port(), &address.to_string()).await;
+    assert!(error.contains("basicConstraints=critical,CA:FALSE"), "{error}");
+
+    let error = failure(plain.port(), "127.0.0.1").await;
+    let expected = format!("use http://127.0.0.1:{}", plain.port());
+    assert!(error.contains("does not use TLS") && error.contains(&expected), "{error}");
+}
+
+#[tokio::test]
 async fn over_tls_tokens_count_and_certificates_are_reloaded() {
     let Some(address) = network_or_skip("TLS") else { return };
     let folder = tempfile::tempdir().unwrap();

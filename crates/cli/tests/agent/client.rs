@@ -42,8 +42,8 @@ async fn client_and_agent_agree_on_every_call() {
         client.metrics().await.unwrap();
         assert!(client.openapi().await.unwrap()["paths"]["/v1/leases"].is_object());
 
-        assert!(client.cordon(1).await.unwrap().cordoned);
-        assert!(!client.uncordon(1).await.unwrap().cordoned);
+        assert!(client.cordon(1, None).await.unwrap().cordoned);
+        assert!(!client.uncordon(1, None).await.unwrap().cordoned);
         let fault = FaultBody { gpu_id: Some(0), fault: client.faults().await.unwrap().known[0].clone().into() };
         assert_eq!(client.set_fault(&fault).await.unwrap().faults.len(), 1);
         assert!(client.clear_faults().await.unwrap().faults.is_empty());

@@ -128,7 +128,7 @@ async fn statistics_and_health_continue_while_the_disk_hangs() {
         (status == 200 && body["status"] == "degraded" && body["store"] == "unknown").then_some(body)
     };
     let health = eventually("/health to report the hung disk", health).await;
-    assert!(health["problems"].to_string().contains("may wait for its disk"), "{health}");
+    assert!(health["problems"].to_string().contains("may be waiting for its disk"), "{health}");
     assert!(health["pool_age_secs"].as_f64().unwrap() > 1.0, "{health}");
 
     let read_at = endpoint.get("/gpu/stats").json()["timestamp"].clone();

@@ -55,6 +55,12 @@ async fn a_lease_is_acquired_renewed_listed_and_released() {
     assert_eq!(run_command(&agent, &["lease", "release", &id]).success(), format!("lease {id} released\n"));
     assert_eq!(run_command(&agent, &["lease", "list"]).success(), "no leases\n");
     let all = run_command(&agent, &["lease", "list", "--all", "--json"]).json();
+    let table = run_command(&agent, &["lease", "list", "--all"]).success();
+    let head: Vec<&str> = table.lines().next().unwrap().split_whitespace().collect();
+    assert_eq!(head[..6], ["LEASE", "STATE", "OWNER", "GPUS", "START", "DURATION"], "{table}");
+    let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+    let gpu = lease["devices"][0]["gpu_id"].to_string();
+    assert_eq!((row[0], row[1], row[3], row[6]), (id.as_str(), "released", gpu.as_str(), "0"), "{table}");
     assert_eq!((&all[0]["state"], all.as_array().unwrap().len()), (&"released".into(), 1));
     assert_eq!(run_command(&agent, &["lease", "list", "--all", "--owner", "nobody-else"]).success(), "no leases\n");
 }

@@ -1,6 +1,7 @@
 //! The other commands through the real binary, and the commands in README and docs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod admin;
 mod api_guide;
 mod config;
 mod devices;

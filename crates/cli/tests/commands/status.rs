@@ -39,7 +39,7 @@ async fn status_shows_gpus_leases_squatters_and_the_queue() {
     let lines: Vec<&str> = page.lines().collect();
     assert_eq!(lines[0], "lab7: 2 GPUs (0 free), 1 lease, 1 waiting, 1 squatter, simulated", "{page}");
     assert_eq!(lines[2], "GPU  NAME            BUSY  MEMORY GiB   TEMP  POWER  LEASED  STATE", "{page}");
-    assert!(lines[3].starts_with("  0  H100 80GB HBM3 ") && lines[3].ends_with("  1  open"), "{page}");
+    assert!(lines[3].starts_with("  0  H100 80GB HBM3 ") && lines[3].ends_with("  1  full"), "{page}");
     assert!(lines[4].starts_with("  1  H100 80GB HBM3 ") && lines[4].ends_with("  0  open, 1 squatter"), "{page}");
     let below = |title: &str| {
         let at = lines.iter().position(|line| line.starts_with(title)).unwrap_or_else(|| panic!("no {title}: {page}"));

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use gpupool_api::simulate::FaultBody;
+use gpupool_api::tokens::NewToken;
 use gpupool_confine::Signal;
 use gpupool_testkit::{TestAgent, eventually};
 
@@ -47,7 +48,7 @@ async fn selected_gpus_and_fractions_are_leased() {
     assert_eq!(out, "1 a\n1 b\n");
     let out = run_map_on(&agent, &["--fraction", "0.5", "echo $GPUPOOL_FRACTION {}", ":::", "a"]).success();
     assert_eq!(out, "0.5 a\n");
-    run_map_on(&agent, &["--gpu-ids", "1,1", "true", ":::", "a"]).reports(2, &["gpu_ids", "[1, 1]", "each once"]);
+    run_map_on(&agent, &["--gpu-ids", "1,1", "true", ":::", "a"]).reports(2, &["gpu_ids", "[1, 1]", "without duplicates"]);
     run_map_on(&agent, &["--fraction", "3", "true", ":::", "a"]).reports(2, &["--fraction", "'3'", "1.0"]);
     run_map_on(&agent, &["--gpu-ids", "7", "true", ":::", "a"]).reports(1, &["no GPU"]);
 }
@@ -90,6 +91,34 @@ async fn a_revoked_gpu_costs_no_task() {
     assert_eq!(code, 0, "{messages}");
     assert!(output.contains("ended a") && output.contains("ended b"), "{output}");
     assert!(messages.contains("done 2, failed 0"), "{messages}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_command_is_found_before_a_gpu_is_requested() {
+    let map = |command: &str| {
+        let mut line = without_variables(Command::new(BINARY));
+        line.args(["map", "--endpoint", "http://127.0.0.1:1", command, ":::", "a"]);
+        with_input(line, b"")
+    };
+    map("no-such-program {}").fails(2, &["no-such-program: command not found"]);
+    // Words of the shell are no programs.
+    for known in ["for i in {}; do true; done", "export A={}", "A=b no-such-program"] {
+        map(known).fails(1, &["127.0.0.1:1"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_get_the_token_only_if_that_is_asked_for() {
+    let agent = agent_of("1xH100").start().await;
+    let new = NewToken { owner: "alice".into(), admin: false };
+    let secret = agent.client_unix().create_token(&new).await.unwrap().secret;
+    for gpus in ["1", "0"] {
+        for (keeps, shown) in [(None, "unset\n".to_owned()), (Some("--keep-token"), format!("{secret}\n"))] {
+            let mut line = map_on(&agent, &["--gpus", gpus]);
+            line.args(keeps).args(["echo ${GPUPOOL_TOKEN-unset}; : {}", ":::", "a"]).env("GPUPOOL_TOKEN", &secret);
+            assert_eq!(with_input(line, b"").success(), shown, "--gpus {gpus}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,7 @@
 use std::process::Command;
 
 use gpupool_api::lease::{HolderBody, LeaseState};
+use gpupool_api::tokens::NewToken;
 use gpupool_confine::Signal;
 
 use crate::support::{
@@ -87,6 +88,8 @@ async fn quiet_prints_nothing_and_otherwise_a_summary_is_printed() {
     let (code, output, messages) = run(&agent, &["--quiet"], &["echo", "out"]).ended();
     assert_eq!((code, output.as_str(), messages.as_str()), (0, "out", ""));
     let (_, _, messages) = run(&agent, &[], &["true"]).ended();
+    let running = format!("running on GPU 0 (NVIDIA H100 80GB HBM3); page: http://localhost:{}", agent.port());
+    assert!(messages.contains(&running), "{messages}");
     assert!(messages.contains("waited ") && messages.contains(" on GPU 0 ("), "{messages}");
 }
 
@@ -94,6 +97,10 @@ async fn quiet_prints_nothing_and_otherwise_a_summary_is_printed() {
 async fn usage_errors_are_reported_before_a_request_is_sent() {
     for (options, reported) in [
         (&["--memory", "8apples"][..], "8GiB"),
+        (&["--memory", "8"], "did you mean 8GiB?"),
+        (&["--host-memory", "16000"], "did you mean 16000MiB?"),
+        (&["--frction", "0.5"], "--fraction"),
+        (&["--no-such-option"], "--no-such-option"),
         (&["--gpus", "9999"], "64"),
         (&["--strategy", "luck"], "best-fit"),
         (&["--no-wait", "--wait", "1m"], "--wait"),
@@ -104,6 +111,28 @@ async fn usage_errors_are_reported_before_a_request_is_sent() {
     }
     let (code, _, messages) = run_at("not an address", &[], &["true"]).ended();
     assert!(code == 2 && messages.contains("not an address"), "{code}: {messages}");
+}
+
+#[tokio::test]
+async fn a_command_that_cannot_run_is_reported_before_a_request_is_sent() {
+    for (program, code, reported) in [("no-such-program", 127, "not found"), ("/etc/passwd", 126, "cannot be run")] {
+        let (ended, _, messages) = run_at("http://127.0.0.1:1", &[], &[program]).ended();
+        assert_eq!(ended, code, "{messages}");
+        assert!(messages.starts_with("error: ") && messages.contains(reported), "{messages}");
+    }
+}
+
+#[tokio::test]
+async fn the_command_gets_the_token_only_if_that_is_asked_for() {
+    let agent = agent_of("1xH100").start().await;
+    let created = agent.client_unix().create_token(&NewToken { owner: "alice".into(), admin: false }).await.unwrap();
+    for (options, shown) in [(&[][..], "unset"), (&["--keep-token"], created.secret.as_str())] {
+        let mut line = without_variables(Command::new(BINARY));
+        line.args(["run", "--endpoint", agent.address()]).args(options).env("GPUPOOL_TOKEN", &created.secret);
+        line.args(["--", "sh", "-c", "echo ${GPUPOOL_TOKEN-unset}"]);
+        let (code, output, messages) = BackgroundCommand::start(line).ended();
+        assert_eq!((code, output.as_str()), (0, shown), "{messages}");
+    }
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ mod gpu_leases;
 mod host_memory;
 mod leaves_nothing_behind;
 mod locality;
+mod nested;
 #[path = "../support/mod.rs"]
 mod support;
 mod survives_the_agent;

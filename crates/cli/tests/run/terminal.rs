@@ -79,7 +79,7 @@ async fn a_progress_line_shows_the_wait_and_an_interrupt_cancels_it() {
     let held = take_gpus(&client, 1).await;
     let Some(mut running) = at_terminal(&agent, "stty cols 200; exec GPUPOOL_RUN -- true") else { return };
     let line = running.wait_for_output("gpupool: ");
-    assert!(line.contains("waits, number 1 in the queue") && line.contains(&held.owner), "{line}");
+    assert!(line.contains("number 1 · needs") && line.contains(&held.owner), "{line}");
     running.send_keys(CTRL_C);
     running.wait_for_output("gpupool: cancelled");
     assert_eq!(running.code(), 130);

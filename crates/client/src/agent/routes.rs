@@ -249,17 +249,30 @@ impl AgentClient {
 impl AgentClient {
     /// Revokes a lease, at once or after a grace in seconds.
     pub async fn revoke(&self, lease: u64, grace_secs: f64) -> Result<LeaseBody, ClientError> {
-        self.send(&ApiCall::post(format!("/v1/leases/{lease}/revoke"), &RevokeBody { grace_secs })).await
+        self.revoke_with(lease, &RevokeBody { grace_secs, reason: None }).await
     }
 
-    /// Cordons a device: it takes no new work.
-    pub async fn cordon(&self, gpu_id: u32) -> Result<DeviceBody, ClientError> {
-        self.send(&ApiCall::post(format!("/v1/devices/{gpu_id}/cordon"), &serde_json::json!({}))).await
+    /// Revokes a lease with a grace and a reason.
+    pub async fn revoke_with(&self, lease: u64, revocation: &RevokeBody) -> Result<LeaseBody, ClientError> {
+        self.send(&ApiCall::post(format!("/v1/leases/{lease}/revoke"), revocation)).await
+    }
+
+    /// Cordons a device of a node, by default the agent's own: it takes no new work.
+    pub async fn cordon(&self, gpu_id: u32, node: Option<&str>) -> Result<DeviceBody, ClientError> {
+        let call = ApiCall::post(format!("/v1/devices/{gpu_id}/cordon"), &serde_json::json!({}));
+        self.send(&call.query("node", node)).await
     }
 
     /// Uncordons a device: it takes new work again.
-    pub async fn uncordon(&self, gpu_id: u32) -> Result<DeviceBody, ClientError> {
-        self.send(&ApiCall::post(format!("/v1/devices/{gpu_id}/uncordon"), &serde_json::json!({}))).await
+    pub async fn uncordon(&self, gpu_id: u32, node: Option<&str>) -> Result<DeviceBody, ClientError> {
+        let call = ApiCall::post(format!("/v1/devices/{gpu_id}/uncordon"), &serde_json::json!({}));
+        self.send(&call.query("node", node)).await
+    }
+
+    /// Forgets a device that is gone and holds no lease. If it returns, it is a new device.
+    pub async fn forget_device(&self, gpu_id: u32, node: Option<&str>) -> Result<(), ClientError> {
+        let call = ApiCall::delete(format!("/v1/devices/{gpu_id}")).query("node", node);
+        self.send_for_success(&call.not_repeatable()).await
     }
 
     /// Creates a token. Not retried after a broken connection, because the token might be created twice.

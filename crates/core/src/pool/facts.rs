@@ -166,7 +166,7 @@ impl Pool {
         self.set_cordon(device, CordonState::Cordoned, out)?;
         for lease in self.inventory.device(device).leases.clone() {
             // Fails only for an ended lease, which drains anyway.
-            let _ended_already = self.revoke_lease(lease, grace, out);
+            let _ended_already = self.revoke_lease(lease, grace, None, out);
         }
         Ok(CommandReply::Done)
     }

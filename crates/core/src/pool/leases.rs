@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::classes::RequestShape;
 use crate::ids::{DeviceId, LeaseId, Token};
-use crate::lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState};
+use crate::lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState, Revocation};
 use crate::limits;
 use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply, PoolEffect, Unsatisfiable};
 use crate::policy::QueueOrder;
@@ -304,6 +304,7 @@ impl Pool {
         &mut self,
         id: LeaseId,
         grace: Millis,
+        revocation: Option<Arc<Revocation>>,
         out: &mut ApplyOutcome,
     ) -> Result<CommandReply, CommandDenied> {
         let at = self.now.after(grace);
@@ -313,6 +314,7 @@ impl Pool {
                 let at = lease.revoke_at.map_or(at, |before| before.min(at));
                 if lease.revoke_at != Some(at) {
                     lease.revoke_at = Some(at);
+                    lease.revocation = revocation;
                     // A certain end may let a short lease start before the requests that wait for this lease.
                     self.needs_pass = true;
                     out.effects.push(PoolEffect::Revoking { lease: id, at });
@@ -321,7 +323,10 @@ impl Pool {
                 }
             }
             state if state.is_ended() => return Err(CommandDenied::Ended(id)),
-            _ => self.end_lease(id, EndCause::Revoked, out),
+            _ => {
+                lease.revocation = revocation;
+                self.end_lease(id, EndCause::Revoked, out);
+            }
         }
         Ok(CommandReply::Lease(id))
     }

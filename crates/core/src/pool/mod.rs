@@ -24,7 +24,7 @@ use crate::classes::{RequestClasses, RequestShape};
 use crate::device::{CordonState, DeviceFacts, DeviceHealth, DeviceLink, NodeFacts};
 use crate::ids::{DeviceId, GpuId, LeaseId, NodeId, Token};
 use crate::inventory::DeviceInventory;
-use crate::lease::{Lease, LeaseHolder, LeaseState};
+use crate::lease::{Lease, LeaseHolder, LeaseState, Revocation};
 use crate::outcome::{ApplyOutcome, CommandDenied, CommandReply};
 use crate::placement::scored;
 use crate::policy::Policies;
@@ -90,7 +90,7 @@ pub enum PoolCommand {
     Fail { lease: LeaseId, why: Arc<str> },
 
     /// Revoke a lease after a grace period, in which its holder can finish.
-    Revoke { lease: LeaseId, grace: Millis },
+    Revoke { lease: LeaseId, grace: Millis, revocation: Option<Arc<Revocation>> },
     /// Stop or allow new work on a device.
     Cordon { device: DeviceId, cordon: CordonState },
     /// Stop new work on a device and revoke its leases; holders have the grace period to finish.
@@ -216,7 +216,7 @@ impl Pool {
             PoolCommand::Release { lease } => self.release_lease(lease, out),
             PoolCommand::Drained { lease } => self.finish_drain(lease, out),
             PoolCommand::Fail { lease, why } => self.fail_lease(lease, why, out),
-            PoolCommand::Revoke { lease, grace } => self.revoke_lease(lease, grace, out),
+            PoolCommand::Revoke { lease, grace, revocation } => self.revoke_lease(lease, grace, revocation, out),
             PoolCommand::Cordon { device, cordon } => self.set_cordon(device, cordon, out),
             PoolCommand::Drain { device, grace } => self.drain_device(device, grace, out),
             PoolCommand::SetPolicies { policies } => self.set_policies(*policies, out),

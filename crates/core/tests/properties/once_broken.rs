@@ -140,7 +140,7 @@ fn an_announced_revocation_lets_a_short_lease_start_first() {
     let waits = ask(&mut pool, whole("b"));
     let short = ask(&mut pool, Request { max_duration: Some(Millis(3_000)), ..share("c", 500) });
     assert_eq!(state(&pool, short), Some(LeaseState::Queued), "the end of the first lease is unknown");
-    pool.apply(PoolTime(0), PoolCommand::Revoke { lease: half, grace: Millis(3_000) }).0.unwrap();
+    pool.apply(PoolTime(0), PoolCommand::Revoke { lease: half, grace: Millis(3_000), revocation: None }).0.unwrap();
     assert_eq!([waits, short].map(|lease| state(&pool, lease)), [Some(LeaseState::Queued), Some(LeaseState::Active)]);
 }
 

@@ -65,7 +65,7 @@ fn sample_commands(held: LeaseId, token: Token, stuck: LeaseId) -> Vec<PoolComma
         PoolCommand::Confirm { lease: LeaseId(4), token },
         PoolCommand::HolderGone { lease: held, grace },
         PoolCommand::SetHealth { device: DeviceId(1), health: DeviceHealth::Unhealthy("Xid 79".into()) },
-        PoolCommand::Revoke { lease: held, grace },
+        PoolCommand::Revoke { lease: held, grace, revocation: None },
         PoolCommand::Fail { lease: LeaseId(1), why: "fault".into() },
         PoolCommand::Cordon { device, cordon: CordonState::Cordoned },
         PoolCommand::Drain { device: DeviceId(3), grace },

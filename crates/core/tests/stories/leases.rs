@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::support::*;
 use gpupool_core::{
     CommandDenied, CommandReply, EndCause, LeaseHolder, LeaseId, LeaseState, Millis, PoolCommand, PoolEffect, Request,
-    Token,
+    Revocation, Token,
 };
 
 const PROCESS: LeaseHolder = LeaseHolder::Process { pid: 4711, started: 99 };
@@ -247,22 +247,27 @@ fn a_request_that_does_not_wait_is_denied_at_once_and_leaves_no_lease() {
 fn a_revocation_is_announced_and_takes_effect_on_time() {
     let mut test = PoolFixture::of(1);
     let lease = test.request(Request { ttl: mins(60), ..whole() });
-    test.apply_ok(PoolCommand::Revoke { lease, grace: mins(5) });
+    let revocation = Some(Arc::new(Revocation { by: "root".into(), reason: Some("a demo".into()) }));
+    test.apply_ok(PoolCommand::Revoke { lease, grace: mins(5), revocation: revocation.clone() });
     let at = test.now.after(mins(5));
     assert_eq!(test.effects, [PoolEffect::Revoking { lease, at }]);
-    test.apply_ok(PoolCommand::Revoke { lease, grace: mins(30) });
+    test.apply_ok(PoolCommand::Revoke { lease, grace: mins(30), revocation: None });
     assert_eq!(test.lease(lease).revoke_at, Some(at), "a second word does not prolong the first");
     test.advance(mins(5));
     assert_eq!(ended(&test, lease), (LeaseState::Revoked, EndCause::Revoked));
-    assert_eq!(test.apply(PoolCommand::Revoke { lease, grace: mins(5) }), Err(CommandDenied::Ended(lease)));
+    assert_eq!(test.lease(lease).revocation, revocation, "nor does it change its author");
+    assert_eq!(
+        test.apply(PoolCommand::Revoke { lease, grace: mins(5), revocation: None }),
+        Err(CommandDenied::Ended(lease))
+    );
 }
 
 #[test]
 fn a_revocation_without_grace_or_of_a_waiter_is_immediate() {
     let mut test = PoolFixture::of(1);
     let (active, waiting) = (test.request(whole()), test.request(whole()));
-    test.apply_ok(PoolCommand::Revoke { lease: waiting, grace: mins(5) });
-    test.apply_ok(PoolCommand::Revoke { lease: active, grace: Millis::ZERO });
+    test.apply_ok(PoolCommand::Revoke { lease: waiting, grace: mins(5), revocation: None });
+    test.apply_ok(PoolCommand::Revoke { lease: active, grace: Millis::ZERO, revocation: None });
     assert_eq!((test.state(waiting), test.state(active)), (LeaseState::Revoked, LeaseState::Revoked));
 }
 

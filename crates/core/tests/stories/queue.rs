@@ -131,7 +131,7 @@ fn an_announced_revocation_makes_a_start_certain() {
     let mut test = PoolFixture::of(2);
     let holder = test.request(stays());
     test.request(gpus(2));
-    test.apply_ok(PoolCommand::Revoke { lease: holder, grace: mins(30) });
+    test.apply_ok(PoolCommand::Revoke { lease: holder, grace: mins(30), revocation: None });
     let short = test.request(held_for(30, whole()));
     assert!(test.is_active(short));
 }
@@ -341,7 +341,7 @@ fn a_device_is_due_once_all_its_leases_are() {
     let stays = test.request(Request { ttl: mins(24 * 60), ..part(500) });
     let lease = test.request(whole());
     assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; none is free");
-    test.apply_ok(PoolCommand::Revoke { lease: stays, grace: mins(30) });
+    test.apply_ok(PoolCommand::Revoke { lease: stays, grace: mins(30), revocation: None });
     assert_eq!(test.wait_reason(lease), "position 1; needs 1 free GPU; none is free; the next is due in ≤ 30 min");
 }
 

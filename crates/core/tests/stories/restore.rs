@@ -59,7 +59,7 @@ fn a_restart_does_not_delay_promised_ends() {
     let mut test = PoolFixture::of(2);
     let short = test.request(Request { max_duration: Some(mins(2)), ttl: mins(60), ..whole() });
     let revoked = test.request(Request { ttl: mins(60), ..whole() });
-    test.apply_ok(PoolCommand::Revoke { lease: revoked, grace: mins(2) });
+    test.apply_ok(PoolCommand::Revoke { lease: revoked, grace: mins(2), revocation: None });
     test.advance(mins(1));
     test.restart();
     test.advance(mins(1));

@@ -39,6 +39,7 @@ pub fn queued_lease(id: u64) -> PoolRow {
         granted_at: None,
         ended_at: None,
         revoke_at: None,
+        revocation: None,
         hard_end: None,
         seq: id,
     })

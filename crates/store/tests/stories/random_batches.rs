@@ -51,7 +51,9 @@ fn perform(fixture: &mut PoolFixture, act: &StoreAct) {
             drop(fixture.try_request(if share % 2 == 0 { request } else { fgd }));
         }
         StoreAct::Release(lease) => drop(fixture.apply(PoolCommand::Release { lease: LeaseId(lease) })),
-        StoreAct::Revoke(lease) => drop(fixture.apply(PoolCommand::Revoke { lease: LeaseId(lease), grace: mins(1) })),
+        StoreAct::Revoke(lease) => {
+            drop(fixture.apply(PoolCommand::Revoke { lease: LeaseId(lease), grace: mins(1), revocation: None }))
+        }
         StoreAct::Pass(time) => fixture.advance(secs(time)),
         StoreAct::Node(number) => {
             let name = format!("n{number}");

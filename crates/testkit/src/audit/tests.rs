@@ -12,6 +12,7 @@ fn record(event: &str, lease: u64, token: Option<u64>, fraction: f64, memory_mib
         devices: if token.is_some() { vec![device] } else { Vec::new() },
         token,
         cause: None,
+        reason: None,
         granted_at: None,
         ended_at: None,
     }

@@ -287,7 +287,7 @@ impl PoolSession {
                 PoolCommand::Fail { lease: self.pick(pick, granted), why: "it fell over".into() }
             }
             WorldAction::Revoke(pick, grace) => {
-                PoolCommand::Revoke { lease: self.pick(pick, granted), grace: Millis(*grace) }
+                PoolCommand::Revoke { lease: self.pick(pick, granted), grace: Millis(*grace), revocation: None }
             }
             WorldAction::RenewAll => return self.renewal_commands(),
             WorldAction::Observe(pick, spec) => {
