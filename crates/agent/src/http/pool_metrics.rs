@@ -305,6 +305,7 @@ mod tests {
             sources: vec![],
             answered_at: Some(now),
             refresh,
+            rivals: Vec::new(),
             stopped: false,
         });
         let (metrics, current) = (Arc::default(), statistics.current());
