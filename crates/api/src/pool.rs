@@ -104,12 +104,12 @@ pub struct DeviceBody {
     pub power_w: Option<f64>,
     /// `healthy`, `unhealthy` or `lost`.
     pub health: String,
-    /// Reason if the device is not healthy.
+    /// Reason if the device is not healthy, or the agent that leases it in place of this one.
     pub health_reason: Option<String>,
     /// Whether an administrator cordoned the device.
     pub cordoned: bool,
     /// Reason why the device accepts no new leases: `node_lost`, `not_seen`, `lost`, `unhealthy`, `hot`, `cordoned`,
-    /// `quarantined`.
+    /// `quarantined`, `claimed_elsewhere`.
     pub closed: Option<String>,
     /// Promised fraction.
     pub promised: f64,

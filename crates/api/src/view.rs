@@ -172,6 +172,7 @@ pub fn health_and_reason(health: &DeviceHealth) -> (&'static str, Option<String>
         DeviceHealth::Healthy => ("healthy", None),
         DeviceHealth::Unhealthy(why) => ("unhealthy", Some(why.to_string())),
         DeviceHealth::Lost => ("lost", Some("the device disappeared".into())),
+        DeviceHealth::ClaimedElsewhere(agent) => ("healthy", Some(format!("leased by {agent}"))),
     }
 }
 
@@ -185,6 +186,7 @@ pub fn closure_name(closed: DeviceClosure) -> &'static str {
         DeviceClosure::Hot => "hot",
         DeviceClosure::Cordoned => "cordoned",
         DeviceClosure::Quarantined => "quarantined",
+        DeviceClosure::ClaimedElsewhere => "claimed_elsewhere",
     }
 }
 

@@ -11,6 +11,10 @@ use http::StatusCode;
 
 use crate::Endpoint;
 
+/// The next step where no agent runs on this machine. A user's own agent comes last: it cannot lease the GPUs of the service.
+const START_AGENT: &str = "if the service of this machine is down, have an administrator start it: systemctl start gpupool; \
+                           on a machine without the service, run an agent of your own: gpupool serve";
+
 /// Reason for a failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -58,7 +62,7 @@ pub enum ClientError {
     #[error("{}", .0.detail)]
     Problem(Box<ProblemBody>),
     /// The server at this address is not an agent: use another address.
-    #[error("{endpoint} is not a gpupool agent: {reason}; check the address, or start an agent with: gpupool serve")]
+    #[error("{endpoint} is not a gpupool agent: {reason}; check the address; {START_AGENT}")]
     NotAnAgent {
         /// Address of the server.
         endpoint: Endpoint,
@@ -113,7 +117,7 @@ pub enum ClientError {
     /// The agent runs on another machine, so its GPUs cannot be used here: work there, or use an agent of this machine.
     #[error(
         "{endpoint} is the agent of another machine ({node}), but {starts} on this machine: run this command there, or use the \
-         GPUs of this machine: start gpupool serve here, and unset --endpoint and GPU_SERVICE_ENDPOINT"
+         GPUs of this machine: unset --endpoint and GPU_SERVICE_ENDPOINT; {START_AGENT}"
     )]
     AnotherMachine {
         /// Address of the agent.
@@ -275,9 +279,9 @@ fn unreachable_hint(endpoint: &Endpoint, source: &(dyn StdError + 'static)) -> C
         return format!("the server there does not use TLS: use {plain}, or set server.tls_cert there").into();
     }
     if endpoint.is_local() {
-        "is the agent running? start one with: gpupool serve".into()
+        START_AGENT.into()
     } else {
-        "is the agent running there, and does it listen on the network (HOST=0.0.0.0 gpupool serve)?".into()
+        "is the agent running there, and does it listen on the network (setting HOST=0.0.0.0)?".into()
     }
 }
 
@@ -309,7 +313,8 @@ mod tests {
     fn an_unreachable_agent_comes_with_the_next_step() {
         let text = unreachable("http://localhost:8000");
         assert!(text.contains("http://localhost:8000") && text.contains("connection refused"), "{text}");
-        assert!(text.contains("gpupool serve"), "{text}");
+        let steps = ["systemctl start gpupool", "gpupool serve"].map(|step| text.find(step));
+        assert!(steps[0].is_some() && steps[0] < steps[1], "the system service comes first: {text}");
         assert!(unreachable("http://gpu7:8000").contains("HOST=0.0.0.0"));
         assert!(unreachable("/run/x.sock").contains("unix:///run/x.sock"));
     }

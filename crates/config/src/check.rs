@@ -424,6 +424,7 @@ const READ_ELSEWHERE: &[&str] = &[
     "GPUPOOL_NVIDIA_SMI",
     "GPUPOOL_AMD_SMI",
     "GPUPOOL_ROCM_SMI",
+    "GPUPOOL_CLAIMS",
 ];
 /// Prefixes of most of our variables.
 const PREFIXES: [&str; 2] = ["GPUPOOL_", "GPU_"];

@@ -174,6 +174,8 @@ pub enum DeviceHealth {
     Unhealthy(Arc<str>),
     /// Fell off the bus or vanished; it may return.
     Lost,
+    /// Works, but another agent of the machine leases it; the text names that agent.
+    ClaimedElsewhere(Arc<str>),
 }
 
 /// Administrator's decision about new work on a device.

@@ -71,6 +71,8 @@ pub enum DeviceClosure {
     Cordoned,
     /// Processes of an ended lease stayed on it.
     Quarantined,
+    /// Another agent of the machine leases it.
+    ClaimedElsewhere,
 }
 
 /// Reply to the caller of a command.

@@ -300,7 +300,7 @@ pub(crate) fn is_uuid(text: &str) -> bool {
 pub(crate) fn worse(a: Option<DeviceHealth>, b: Option<DeviceHealth>) -> Option<DeviceHealth> {
     let rank = |health: &Option<DeviceHealth>| match health {
         None => 0,
-        Some(DeviceHealth::Healthy) => 1,
+        Some(DeviceHealth::Healthy | DeviceHealth::ClaimedElsewhere(_)) => 1,
         Some(DeviceHealth::Unhealthy(_)) => 2,
         Some(DeviceHealth::Lost) => 3,
     };

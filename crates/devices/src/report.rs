@@ -149,7 +149,7 @@ impl DeviceReport {
         let mut missing = MissingFields::default();
         let (health, health_reason) = match &found.health {
             None => (None, None),
-            Some(DeviceHealth::Healthy) => (Some("healthy"), None),
+            Some(DeviceHealth::Healthy | DeviceHealth::ClaimedElsewhere(_)) => (Some("healthy"), None),
             Some(DeviceHealth::Unhealthy(reason)) => (Some("unhealthy"), Some(reason.clone())),
             Some(DeviceHealth::Lost) => (Some("lost"), None),
         };

@@ -98,6 +98,8 @@ impl TestAgentBuilder {
         }
         let inherited = INHERITED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         command.args(&self.arguments).env_clear().envs(inherited);
+        // Agents of several tests read the same invented cards.
+        command.env("GPUPOOL_CLAIMS", state_dir.join("claims"));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }

@@ -57,7 +57,8 @@ class AgentProcess:
             ["/bin/sh", "-c", _GUARD_SCRIPT, "gpupool-statistics", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "GPUPOOL_CHILD_DIR": directory},
+            # It leases nothing, so it must not claim the GPUs of an agent that does.
+            env={**os.environ, "GPUPOOL_CHILD_DIR": directory, "GPUPOOL_CLAIMS": os.path.join(directory, "claims")},
             # Ctrl-C must reach only this process; the agent ends when this process ends.
             start_new_session=True,
         )

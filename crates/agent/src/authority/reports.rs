@@ -33,7 +33,8 @@ impl AuthorityThread {
     }
 
     /// Applies health and readings of known devices before the node counts as seen, so that no unhealthy device is
-    /// granted in between. A new device that is unhealthy is left out until it is healthy.
+    /// granted in between. A new device that is unhealthy is left out until it is healthy. One that another agent leases
+    /// is listed as closed.
     fn apply_sample(&mut self, sample: &NodeSample, outcome: &mut ApplyOutcome) -> Option<NodeId> {
         if let Some(node) = self.pool.node_by_name(&sample.node.name) {
             for device in &sample.devices {
@@ -63,6 +64,7 @@ impl AuthorityThread {
     fn report_node(&mut self, sample: &NodeSample, outcome: &mut ApplyOutcome) -> Option<NodeId> {
         let known = self.pool.node_by_name(&sample.node.name);
         let (mut devices, mut numbers, mut new) = (Vec::<DeviceFacts>::new(), Vec::<GpuId>::new(), Vec::new());
+        let mut claimed_elsewhere = Vec::new();
         for device in &sample.devices {
             let id = known.and_then(|node| self.pool.device_by_identity(node, &device.facts.identity));
             let view = id.and_then(|id| self.pool.device(id));
@@ -70,6 +72,9 @@ impl AuthorityThread {
                 Some(view) => *view.facts != *device.facts || view.closed.is_some_and(is_unseen),
                 None => device.health == DeviceHealth::Healthy,
             };
+            if view.is_none() && matches!(device.health, DeviceHealth::ClaimedElsewhere(_)) {
+                claimed_elsewhere.push(device);
+            }
             if has_changed {
                 new.extend(view.is_none().then_some((devices.len(), device)));
                 devices.push((*device.facts).clone());
@@ -81,6 +86,13 @@ impl AuthorityThread {
         for (place, device) in new {
             if let Some(id) = ids.get(place) {
                 self.observe_device(*id, device, outcome);
+            }
+        }
+        for device in claimed_elsewhere {
+            let (facts, health) = (Box::new((*device.facts).clone()), device.health.clone());
+            let command = PoolCommand::DeviceSeen { node, facts, number: device.gpu_id, health };
+            if let Ok(CommandReply::Node(_, ids)) = self.apply(command, outcome) {
+                ids.iter().for_each(|id| self.observe_device(*id, device, outcome));
             }
         }
         Some(node)

@@ -307,6 +307,7 @@ mod tests {
             sources: vec![],
             answered_at: Some(now),
             refresh,
+            rivals: Vec::new(),
             stopped: false,
         });
         let (metrics, current) = (Arc::default(), statistics.current());

@@ -7,6 +7,7 @@
 
 mod attachments;
 mod attribution;
+mod device_claims;
 mod evidence;
 mod job_cgroups;
 mod sampler;

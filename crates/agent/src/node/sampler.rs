@@ -6,7 +6,7 @@
 //! hung driver therefore delays neither the other sources nor the next round. The thread ends with [`Sampler::stop`] or
 //! when the sampler is dropped; the thread of a source ends once the source has replied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -25,6 +25,7 @@ use crate::clock;
 use crate::messages::{DeviceSample, NodeSample};
 
 use super::attribution::{Holdings, LeaseAttributor};
+use super::device_claims::{DeviceClaims, card_of};
 use super::evidence::{EvidenceBoard, EvidenceSource};
 use super::statistics::{ListedDevice, SamplingRound, Statistics};
 
@@ -64,6 +65,8 @@ pub(super) struct SamplerSources {
     pub sources: Vec<Box<dyn DeviceSource>>,
     /// The paths at which processes are looked up; `None` if devices and processes are simulated.
     pub places: Option<SourcePaths>,
+    /// The claims on cards of this machine; `None` if there is nothing to claim.
+    pub claims: Option<DeviceClaims>,
     /// The time without a reply after which a source is unresponsive; usually [`UNRESPONSIVE_AFTER`].
     pub unresponsive_after: Duration,
 }
@@ -102,6 +105,7 @@ impl Sampler {
             sources: opened,
             tracker: DeviceTracker::new(spec.ids).without_mps(),
             simulated,
+            claims: sources.claims,
             processes: BTreeMap::new(),
             answered_at: None,
             warnings: Vec::new(),
@@ -191,6 +195,7 @@ struct SamplingLoop {
     sources: Vec<SampledSource>,
     tracker: DeviceTracker,
     simulated: bool,
+    claims: Option<DeviceClaims>,
     /// The processes of the last reading of each device.
     processes: BTreeMap<GpuId, Arc<[ProcessBody]>>,
     answered_at: Option<PoolTime>,
@@ -320,11 +325,21 @@ impl SamplingLoop {
                 tracked,
             })
             .collect();
-        let takes_work = devices.iter().filter(|device| device.visible && device.found.takes_work());
-        let sampled = takes_work.map(|device| DeviceSample {
+        let takes_work = || devices.iter().filter(|device| device.visible && device.found.takes_work());
+        let card = |device: &ListedDevice| card_of(&device.found, &device.facts.identity);
+        let rivals = self.claims.as_mut().map_or_else(Vec::new, |claims| {
+            let now = Instant::now();
+            claims.update(&takes_work().map(card).collect::<BTreeSet<_>>(), now);
+            claims.findings(now)
+        });
+        let health = |device: &ListedDevice| match &self.claims {
+            Some(claims) => claims.health_of(&card(device), &device.health),
+            None => device.health.clone(),
+        };
+        let sampled = takes_work().map(|device| DeviceSample {
             gpu_id: device.gpu_id,
             facts: device.facts.clone(),
-            health: device.health.clone(),
+            health: health(device),
             reading: readings.remove(&device.gpu_id),
         });
         let sample = NodeSample {
@@ -334,7 +349,7 @@ impl SamplingLoop {
         };
         let sources = self.sources.iter().map(|source| source.probe.status()).collect();
         let (refresh, answered_at) = (self.statistics.refresh(), self.answered_at);
-        (sample, SamplingRound { clock, devices, sources, answered_at, refresh, stopped: false })
+        (sample, SamplingRound { clock, devices, sources, answered_at, refresh, rivals, stopped: false })
     }
 
     /// Returns the readings of the devices that were read since the last time.

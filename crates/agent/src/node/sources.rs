@@ -9,6 +9,7 @@ use gpupool_devices::{DeviceSource, SourceChoice, SourcePaths};
 
 use crate::error::AgentError;
 
+use super::device_claims::DeviceClaims;
 use super::sampler::{Sampler, SamplerSources, SamplerSpec, UNRESPONSIVE_AFTER};
 use super::simulation::Simulation;
 
@@ -40,7 +41,10 @@ impl ReadingSources {
     /// Starts sampling. Returns after the first reading, or a little later.
     pub(super) fn start(self, spec: SamplerSpec) -> io::Result<Sampler> {
         let Self { sources, places, .. } = self;
-        let sampler = Sampler::start(SamplerSources { sources, places, unresponsive_after: UNRESPONSIVE_AFTER }, spec)?;
+        // Every agent has simulated devices of its own.
+        let claims = places.is_some().then(DeviceClaims::new);
+        let sources = SamplerSources { sources, places, claims, unresponsive_after: UNRESPONSIVE_AFTER };
+        let sampler = Sampler::start(sources, spec)?;
         sampler.wait_for_first(FIRST_READING);
         Ok(sampler)
     }

@@ -7,6 +7,7 @@
 mod abuse;
 mod access;
 mod chaos;
+mod claims;
 mod client;
 mod common;
 mod contract;

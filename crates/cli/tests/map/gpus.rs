@@ -48,7 +48,8 @@ async fn selected_gpus_and_fractions_are_leased() {
     assert_eq!(out, "1 a\n1 b\n");
     let out = run_map_on(&agent, &["--fraction", "0.5", "echo $GPUPOOL_FRACTION {}", ":::", "a"]).success();
     assert_eq!(out, "0.5 a\n");
-    run_map_on(&agent, &["--gpu-ids", "1,1", "true", ":::", "a"]).reports(2, &["gpu_ids", "[1, 1]", "without duplicates"]);
+    run_map_on(&agent, &["--gpu-ids", "1,1", "true", ":::", "a"])
+        .reports(2, &["gpu_ids", "[1, 1]", "without duplicates"]);
     run_map_on(&agent, &["--fraction", "3", "true", ":::", "a"]).reports(2, &["--fraction", "'3'", "1.0"]);
     run_map_on(&agent, &["--gpu-ids", "7", "true", ":::", "a"]).reports(1, &["no GPU"]);
 }

@@ -82,6 +82,7 @@ fn misspelled_variables_are_reported_and_those_of_other_programs_are_not() {
         ("HIP_VISIBLE_DEVICES", "0"),
         ("ROCR_VISIBLE_DEVICES", "0"),
         ("GPUPOOL_SYS", "/s"),
+        ("GPUPOOL_CLAIMS", "/c"),
         ("GPUPOOL_PORT", "tcp://10.0.0.1:80"),
         ("GPUPOOL_LEASE_ID", "7"),
         ("GPUPOOL_ID", "7"),

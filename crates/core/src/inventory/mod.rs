@@ -450,6 +450,7 @@ impl DeviceSlot {
         match self.health {
             DeviceHealth::Lost => return Some(DeviceClosure::Lost),
             DeviceHealth::Unhealthy(_) => return Some(DeviceClosure::Unhealthy),
+            DeviceHealth::ClaimedElsewhere(_) => return Some(DeviceClosure::ClaimedElsewhere),
             DeviceHealth::Healthy => {}
         }
         if self.hot {

@@ -29,11 +29,7 @@ impl Pool {
         }
         let mut ids = Vec::with_capacity(devices.len());
         for (place, facts) in devices.into_iter().enumerate() {
-            let (device, changed) = self.inventory.upsert_device(node, facts, numbers.get(place).copied());
-            if changed {
-                self.needs_pass = true;
-                self.push_device_row(device, out);
-            }
+            let device = self.upsert_device(node, facts, numbers.get(place).copied(), out);
             if !self.inventory.device(device).seen {
                 self.change_device(device, out, |slot| slot.seen = true);
             }
@@ -41,6 +37,38 @@ impl Pool {
         }
         self.set_node_up(node, true, out);
         CommandReply::Node(node, ids)
+    }
+
+    pub(super) fn register_device(
+        &mut self,
+        node: NodeId,
+        facts: DeviceFacts,
+        number: GpuId,
+        health: DeviceHealth,
+        out: &mut ApplyOutcome,
+    ) -> Result<CommandReply, CommandDenied> {
+        self.known_node(node)?;
+        let device = self.upsert_device(node, facts, Some(number), out);
+        let slot = self.inventory.device(device);
+        if !slot.seen || slot.health != health {
+            self.change_device(device, out, |slot| (slot.seen, slot.health) = (true, health));
+        }
+        Ok(CommandReply::Node(node, vec![device]))
+    }
+
+    fn upsert_device(
+        &mut self,
+        node: NodeId,
+        facts: DeviceFacts,
+        number: Option<GpuId>,
+        out: &mut ApplyOutcome,
+    ) -> DeviceId {
+        let (device, changed) = self.inventory.upsert_device(node, facts, number);
+        if changed {
+            self.needs_pass = true;
+            self.push_device_row(device, out);
+        }
+        device
     }
 
     pub(super) fn lose_node(&mut self, node: NodeId, out: &mut ApplyOutcome) -> Result<CommandReply, CommandDenied> {

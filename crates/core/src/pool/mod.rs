@@ -51,6 +51,8 @@ pub enum PoolCommand {
         /// end, or with a number in use, gets the next free number; a known device keeps its number.
         numbers: Vec<GpuId>,
     },
+    /// A device of a known node is seen, with its health: for a device that must not be granted in between.
+    DeviceSeen { node: NodeId, facts: Box<DeviceFacts>, number: GpuId, health: DeviceHealth },
     /// A node is not reachable: no new work until it is seen again.
     NodeLost { node: NodeId },
     /// Remove a device that is gone and has no lease. If it returns, it is a new device.
@@ -201,6 +203,9 @@ impl Pool {
         match command {
             PoolCommand::Tick => Ok(CommandReply::Done),
             PoolCommand::NodeSeen { facts, devices, numbers } => Ok(self.register_node(facts, devices, &numbers, out)),
+            PoolCommand::DeviceSeen { node, facts, number, health } => {
+                self.register_device(node, *facts, number, health, out)
+            }
             PoolCommand::NodeLost { node } => self.lose_node(node, out),
             PoolCommand::ForgetDevice { device } => self.forget_device(device, out),
             PoolCommand::ForgetNode { node } => self.forget_node(node, out),

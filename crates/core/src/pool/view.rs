@@ -186,7 +186,7 @@ pub enum WaitReason {
         /// Latest time at which one more is free, if that is certain.
         due_in: Option<Millis>,
     },
-    /// Matching GPUs take no new work (cordoned, hot, unhealthy, lost, quarantined).
+    /// Matching GPUs take no new work (cordoned, hot, unhealthy, lost, quarantined, claimed elsewhere).
     Closed { gpus: u16 },
     /// Matching GPUs carry foreign load, or have no usable reading.
     ForeignLoad { gpus: u16 },

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use gpupool_core::{
-    CommandDenied, CordonState, DeviceClosure, DeviceHealth, DeviceId, NodeId, PoolCommand, PoolEffect, ReadingField,
-    Request,
+    CommandDenied, CordonState, DeviceClosure, DeviceHealth, DeviceId, GpuId, NodeId, PoolCommand, PoolEffect,
+    ReadingField, Request,
 };
 
 const DEVICE: DeviceId = DeviceId(0);
@@ -44,6 +44,28 @@ fn an_unhealthy_device_takes_no_new_work() {
 #[test]
 fn a_lost_device_takes_no_new_work_until_it_is_back() {
     closes_and_opens(health(DeviceHealth::Lost), DeviceClosure::Lost, health(DeviceHealth::Healthy));
+}
+
+#[test]
+fn a_device_that_another_agent_leases_takes_no_new_work() {
+    let claimed = DeviceHealth::ClaimedElsewhere("the agent of uid 1 (pid 2)".into());
+    closes_and_opens(health(claimed), DeviceClosure::ClaimedElsewhere, health(DeviceHealth::Healthy));
+}
+
+#[test]
+fn a_new_device_that_is_seen_closed_is_never_granted_in_between() {
+    let mut test = PoolFixture::of(1);
+    let first = test.request(whole());
+    let waits = test.request(whole());
+    assert!(test.is_active(first) && test.is_queued(waits));
+    let claimed = DeviceHealth::ClaimedElsewhere("the agent of uid 1 (pid 2)".into());
+    let facts = Box::new(device("another", "H100", 80));
+    let seen = PoolCommand::DeviceSeen { node: NodeId(0), facts, number: GpuId(1), health: claimed };
+    test.apply_ok(seen);
+    assert!(test.is_queued(waits));
+    assert_eq!(test.device(1).closed, Some(DeviceClosure::ClaimedElsewhere));
+    test.apply_ok(PoolCommand::SetHealth { device: DeviceId(1), health: DeviceHealth::Healthy });
+    assert!(test.is_active(waits));
 }
 
 #[test]

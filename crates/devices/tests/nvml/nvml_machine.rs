@@ -57,7 +57,7 @@ pub fn map_devices<T>(snapshot: &SourceReading, of: impl Fn(&DetectedDevice) -> 
 /// Returns the health of each device as text; empty if healthy.
 pub fn health_reasons(snapshot: &SourceReading) -> Vec<String> {
     map_devices(snapshot, |device| match &device.health {
-        Some(DeviceHealth::Healthy) => String::new(),
+        Some(DeviceHealth::Healthy | DeviceHealth::ClaimedElsewhere(_)) => String::new(),
         Some(DeviceHealth::Unhealthy(why)) => why.to_string(),
         Some(DeviceHealth::Lost) => "lost".into(),
         None => "unknown".into(),

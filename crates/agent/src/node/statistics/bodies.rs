@@ -90,13 +90,13 @@ fn gpu(seen: &ListedDevice, round: &SamplingRound) -> GpuBody {
         }
     };
     let health = match &seen.health {
-        DeviceHealth::Healthy => "healthy",
+        DeviceHealth::Healthy | DeviceHealth::ClaimedElsewhere(_) => "healthy",
         DeviceHealth::Unhealthy(_) => "unhealthy",
         DeviceHealth::Lost => "lost",
     };
     let health_reason = match &seen.health {
         DeviceHealth::Unhealthy(why) => Some(why.to_string()),
-        DeviceHealth::Healthy | DeviceHealth::Lost => None,
+        DeviceHealth::Healthy | DeviceHealth::Lost | DeviceHealth::ClaimedElsewhere(_) => None,
     };
     let watts =
         |reported| current(seen, reported).map(|power: &Milliwatts| (power.as_number() * 100.0).round() / 100.0);

@@ -75,6 +75,7 @@ impl Statistics {
             sources: Vec::new(),
             answered_at: None,
             refresh,
+            rivals: Vec::new(),
             stopped: false,
         };
         let published = RwLock::new(PublishedStatistics::new(round));

@@ -53,6 +53,8 @@ pub struct SamplingRound {
     pub answered_at: Option<PoolTime>,
     /// The time between two rounds.
     pub refresh: Millis,
+    /// Findings about agents that lease the same devices, for people.
+    pub rivals: Vec<String>,
     /// Whether reading has stopped: all data is stale.
     pub stopped: bool,
 }
@@ -171,6 +173,7 @@ pub struct StatisticsHealth {
 pub(super) fn health(round: &SamplingRound, now: PoolTime) -> StatisticsHealth {
     let mut problems: Vec<String> = round.sources.iter().filter_map(SourceStatus::problem).collect();
     problems.extend(round.listed().filter_map(|seen| problem_of(seen, round)));
+    problems.extend(round.rivals.iter().cloned());
     if round.stopped {
         problems.push("readings are overdue: all data is old".to_owned());
     }
@@ -202,7 +205,7 @@ fn problem_of(seen: &ListedDevice, round: &SamplingRound) -> Option<String> {
         DeviceHealth::Healthy if round.is_stale(seen) && !round.stopped => {
             Some(format!("GPU {} ({name}) was last read at {}", seen.gpu_id, round.format_time(seen.read_at)))
         }
-        DeviceHealth::Healthy => None,
+        DeviceHealth::Healthy | DeviceHealth::ClaimedElsewhere(_) => None,
     }
 }
 

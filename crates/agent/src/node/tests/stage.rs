@@ -62,6 +62,7 @@ impl SamplerSetup {
         let sources = SamplerSources {
             sources: self.sources,
             places: (!self.simulated).then_some(self.places),
+            claims: None,
             unresponsive_after: self.unresponsive_after,
         };
         let labels = Default::default();

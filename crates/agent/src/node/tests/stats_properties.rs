@@ -105,6 +105,7 @@ fn round(devices: Vec<(TrackedDevice, bool)>, state: SourceState, answered_at: O
         sources: vec![SourceStatus { kind: SourceKind::Nvml, state }],
         answered_at: answered_at.map(PoolTime),
         refresh: Millis::from_secs(1),
+        rivals: Vec::new(),
         stopped: false,
     }
 }

@@ -90,6 +90,14 @@ impl PoolModel {
                 }
                 None
             }
+            PoolCommand::DeviceSeen { node, facts, health, number } => {
+                let Ok(CommandReply::Node(_, ids)) = reply else { return Err(format!("a device is not {reply:?}")) };
+                let [id] = ids[..] else { return Err(format!("one device is not {ids:?}")) };
+                let device = self.devices.entry(id).or_insert_with(|| new_device(*node, *number, facts));
+                ensure!(device.facts.identity == facts.identity, "device {id} is another one");
+                (device.facts, device.seen, device.health) = ((**facts).clone(), true, health.clone());
+                None
+            }
             PoolCommand::NodeLost { node } => {
                 if let Some(node) = self.nodes.get_mut(node) {
                     node.up = false;
@@ -206,7 +214,10 @@ impl PoolModel {
             {
                 Some(CommandDenied::UnknownDevice(*device))
             }
-            PoolCommand::NodeLost { node } | PoolCommand::Links { node, .. } | PoolCommand::ForgetNode { node }
+            PoolCommand::NodeLost { node }
+            | PoolCommand::DeviceSeen { node, .. }
+            | PoolCommand::Links { node, .. }
+            | PoolCommand::ForgetNode { node }
                 if !self.nodes.contains_key(node) =>
             {
                 Some(CommandDenied::UnknownNode(*node))

@@ -222,6 +222,7 @@ impl PoolModel {
         match device.health {
             DeviceHealth::Lost => return Some(DeviceClosure::Lost),
             DeviceHealth::Unhealthy(_) => return Some(DeviceClosure::Unhealthy),
+            DeviceHealth::ClaimedElsewhere(_) => return Some(DeviceClosure::ClaimedElsewhere),
             DeviceHealth::Healthy => {}
         }
         if device.hot {
