@@ -228,7 +228,9 @@ impl AuthorityThread {
         match command {
             PoolCommand::Request { request, key } => {
                 if caller.role == Role::Reader {
-                    return forbidden("leasing over the network needs a token; create one with gpupool token create".into());
+                    return forbidden(
+                        "leasing over the network needs a token; create one with gpupool token create".into(),
+                    );
                 }
                 let before = key.as_ref().and_then(|key| self.pool.lease_by_key(&request.owner, key));
                 if let (Some(key), Some(before)) = (key, before) {

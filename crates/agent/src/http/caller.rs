@@ -13,12 +13,15 @@ use axum::http::{HeaderMap, StatusCode, header};
 use gpupool_config::Config;
 use gpupool_store::TokenRole;
 
-use crate::identity::{ANONYMOUS, Caller, Role};
+use crate::identity::{Caller, Role};
 use crate::net::{Peer, PeerTransport};
 use crate::users;
 
 use super::problem::Problem;
 use super::{AppState, SharedState};
+
+/// The address of an anonymous caller on this machine.
+const LOCAL_ADDRESS: &str = "local";
 
 /// The caller of a request that reads.
 pub(super) struct ReadAccess(pub Caller);
@@ -78,7 +81,7 @@ fn is_local_peer(peer: &Peer, headers: &HeaderMap) -> bool {
 
 fn local_caller(peer: &Peer) -> Caller {
     let Some(uid) = peer.uid() else {
-        return Caller { owner: format!("{ANONYMOUS}:local").into(), role: Role::User, uid: None };
+        return Caller::anonymous(LOCAL_ADDRESS);
     };
     let is_admin = uid == 0 || uid == rustix::process::geteuid().as_raw();
     let role = if is_admin { Role::Admin } else { Role::User };
@@ -89,11 +92,10 @@ fn network_caller(peer: &Peer, app: &AppState) -> Caller {
     if !app.config.server.open {
         return Caller::reader();
     }
-    let from = match peer.transport() {
-        PeerTransport::Tcp { remote, .. } => remote.ip().to_string(),
-        PeerTransport::Unix => "local".into(),
-    };
-    Caller { owner: format!("{ANONYMOUS}:{from}").into(), role: Role::User, uid: None }
+    match peer.transport() {
+        PeerTransport::Tcp { remote, .. } => Caller::anonymous(&remote.ip().to_canonical().to_string()),
+        PeerTransport::Unix => Caller::anonymous(LOCAL_ADDRESS),
+    }
 }
 
 fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
@@ -182,14 +184,14 @@ fn without_port(host: &str) -> &str {
 
 impl Caller {
     /// Returns the owner of a request: the caller itself, or any owner that an administrator names. An anonymous caller may
-    /// choose a name, which gets a prefix so that it differs from every known owner.
+    /// choose a name, which follows its address so that it differs from every known owner and from names at other addresses.
     pub(super) fn account(&self, named: Option<&Arc<str>>) -> Result<Arc<str>, Problem> {
         let Some(named) = named else { return Ok(self.owner.clone()) };
-        if self.role == Role::Admin || *named == self.owner {
+        if self.may_act_for(named) {
             return Ok(named.clone());
         }
-        if self.uid.is_none() && self.owner.starts_with(ANONYMOUS) {
-            return Ok(format!("{ANONYMOUS}:{named}").into());
+        if self.is_anonymous() {
+            return Ok(format!("{}/{named}", self.owner).into());
         }
         let detail = format!("owner is {named}, and {} may request GPUs only as {}", self.owner, self.owner);
         Err(Problem::forbidden("not_your_account", detail))
@@ -217,6 +219,15 @@ mod tests {
         assert_eq!(&*caller("alice", Role::User, Some(1)).account(None).unwrap(), "alice");
         assert!(caller("alice", Role::User, Some(1)).account(Some(&bob)).is_err());
         assert_eq!(&*caller("root", Role::Admin, Some(0)).account(Some(&bob)).unwrap(), "bob");
-        assert_eq!(&*caller("anonymous:1.2.3.4", Role::User, None).account(Some(&bob)).unwrap(), "anonymous:bob");
+    }
+
+    #[test]
+    fn the_name_of_an_anonymous_caller_follows_its_address() {
+        let named = |name: &str| Caller::anonymous("192.0.2.7").account(Some(&name.into())).unwrap();
+        assert_eq!(&*Caller::anonymous("192.0.2.7").account(None).unwrap(), "anonymous:192.0.2.7");
+        assert_eq!(&*named("bob"), "anonymous:192.0.2.7/bob");
+        assert_eq!(&*named("192.0.2.8"), "anonymous:192.0.2.7/192.0.2.8");
+        assert_eq!(&*named("anonymous:192.0.2.8/bob"), "anonymous:192.0.2.7/anonymous:192.0.2.8/bob");
+        assert_eq!(&*named("anonymous:192.0.2.7/bob"), "anonymous:192.0.2.7/bob", "a lease's own owner is no new name");
     }
 }

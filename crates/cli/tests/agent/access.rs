@@ -221,7 +221,26 @@ async fn an_open_agent_lets_network_clients_lease_and_warns() {
     let response = endpoint.send("DELETE", &format!("/v1/leases/{foreign}"), &[], None);
     assert_eq!(response.status, 403, "an anonymous client releases the lease of a known owner");
     let named = endpoint.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
-    assert_eq!(named["owner"], "anonymous:root", "anonymous clients get a prefix before the name they choose");
+    let owner = format!("anonymous:{address}/root");
+    assert_eq!(named["owner"], owner, "the address precedes the name that an anonymous client chooses");
+    // A proxy on this machine is another address.
+    let (other, headers) = (RawEndpoint::tcp(&agent), [("X-Forwarded-For", "192.0.2.7")]);
+    let (id, token) = (&named["id"], json!({"token": named["token"]}).to_string());
+    let copied = json!({"fraction": 0.1, "owner": format!("{address}/root")}).to_string();
+    let copied = other.send("POST", "/v1/leases", &headers, Some(&copied)).json();
+    assert_eq!(
+        copied["owner"],
+        format!("anonymous:127.0.0.1/{address}/root"),
+        "a chosen name cannot be another address"
+    );
+    let seen = other.send("GET", &format!("/v1/leases/{id}"), &headers, None).json();
+    assert_eq!((&seen["token"], &seen["env"]), (&json!(null), &json!({})));
+    for (method, path) in [("POST", format!("/v1/leases/{id}/renew")), ("DELETE", format!("/v1/leases/{id}"))] {
+        let refused = other.send(method, &path, &headers, Some(&token));
+        assert_eq!((refused.status, refused.code().as_str()), (403, "not_allowed"), "{method} from another address");
+    }
+    let renewed = endpoint.send("POST", &format!("/v1/leases/{id}/renew"), &[], Some(&token));
+    assert_eq!(renewed.status, 200, "{}", renewed.text());
     assert_eq!(endpoint.get("/health").json()["open"], true);
     eventually("the warning", async || agent.log().contains("WARN gpupool_agent::serve: --open").then_some(())).await;
     let browser = endpoint.send("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));
