@@ -44,6 +44,11 @@ impl Caller {
         Self { owner: format!("{ANONYMOUS}:{address}").into(), role: Role::User, uid: None }
     }
 
+    /// Whether it is a user of this machine, identified or not.
+    pub(crate) fn is_local(&self) -> bool {
+        self.uid.is_some() || self.owner.strip_prefix(ANONYMOUS).is_some_and(|rest| rest == ":local")
+    }
+
     /// Whether it is known by its address only.
     pub(crate) fn is_anonymous(&self) -> bool {
         self.uid.is_none() && self.owner.strip_prefix(ANONYMOUS).is_some_and(|rest| rest.starts_with(':'))

@@ -106,8 +106,8 @@ async fn set_cordon(
         || Problem::not_found("unknown_device", format!("there is no GPU {number} on {node}; see /v1/devices"));
     let gpu_id = GpuId(u32::try_from(number).map_err(|_| unknown())?);
     let device = snapshot.devices_of(node).find(|state| state.view.gpu_id == gpu_id).ok_or_else(unknown)?.view.device;
-    app.authority.ask(caller, PoolCommand::Cordon { device, cordon }).await?;
-    device_body(app, device).map(axum::Json).ok_or_else(unknown)
+    app.authority.ask(caller.clone(), PoolCommand::Cordon { device, cordon }).await?;
+    device_body(app, &caller, device).map(axum::Json).ok_or_else(unknown)
 }
 
 /// Faults in force

@@ -172,7 +172,7 @@ impl LeaseAttributor {
         };
         let text = |text: &Arc<str>| text.to_string();
         ProcessBody {
-            pid: process.pid,
+            pid: Some(process.pid),
             user: known.and_then(|facts| facts.user.as_ref()).map(text),
             command: known.map(|facts| &facts.command).or(process.name.as_ref()).map(text),
             memory_mib: process.memory.value().map(|bytes| bytes.as_mib()),

@@ -43,7 +43,7 @@ async fn the_command_sees_its_gpu_by_uuid_and_the_variables_of_its_lease() {
         (lease.worker_id.as_deref(), lease.labels.get("team").map(String::as_str)),
         (Some("python3"), Some("vision"))
     );
-    assert!(matches!(lease.holder, Some(HolderBody::Process { pid }) if pid == running.pid()), "{lease:#?}");
+    assert!(matches!(lease.holder, Some(HolderBody::Process { pid: Some(pid) }) if pid == running.pid()), "{lease:#?}");
     running.signal(Signal::TERM);
     let (code, output, _) = running.ended();
     assert_eq!(code, 143);
