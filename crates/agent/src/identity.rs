@@ -7,6 +7,8 @@ use std::sync::Arc;
 pub(crate) enum Role {
     /// May read public information.
     Reader,
+    /// May read what a user of this machine may read.
+    ReadOnly,
     /// May take leases and change its own.
     User,
     /// May change every lease and every device.
@@ -59,7 +61,7 @@ impl Caller {
         match self.role {
             Role::Admin => true,
             Role::User => *self.owner == *owner || self.is_anonymous() && is_name_at(owner, &self.owner),
-            Role::Reader => false,
+            Role::Reader | Role::ReadOnly => false,
         }
     }
 }
@@ -80,6 +82,7 @@ mod tests {
         assert!(!caller("alice", Role::User).may_act_for("bob"));
         assert!(caller("root", Role::Admin).may_act_for("bob"));
         assert!(!caller("alice", Role::Reader).may_act_for("alice"));
+        assert!(!caller("alice", Role::ReadOnly).may_act_for("alice"));
     }
 
     #[test]

@@ -21,7 +21,8 @@ impl ProcessDetail {
     /// Returns the details that a caller may see of a process, given the owner of the lease that it belongs to.
     pub(crate) fn of(caller: &Caller, lease_owner: Option<&str>) -> Self {
         let is_owner = || lease_owner.is_some_and(|owner| caller.may_act_for(owner));
-        if caller.role == Role::Admin || caller.is_local() || is_owner() { Self::Full } else { Self::ProgramName }
+        let reads_all = matches!(caller.role, Role::Admin | Role::ReadOnly) || caller.is_local();
+        if reads_all || is_owner() { Self::Full } else { Self::ProgramName }
     }
 
     /// Removes the details of a process that are not visible.
@@ -62,6 +63,7 @@ mod tests {
         for (name, caller, expected) in [
             ("the agent's user", caller("root", Role::Admin, Some(0)), [Full, Full, Full]),
             ("an administrator's token", caller("ops", Role::Admin, None), [Full, Full, Full]),
+            ("a read-only token", caller("grafana", Role::ReadOnly, None), [Full, Full, Full]),
             ("a local user", caller("bob", Role::User, Some(1001)), [Full, Full, Full]),
             ("an unidentified local user", Caller::anonymous("local"), [Full, Full, Full]),
             ("alice's token", caller("alice", Role::User, None), [ProgramName, Full, ProgramName]),

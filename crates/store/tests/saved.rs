@@ -21,7 +21,7 @@ use gpupool_core::{
     PlacementStrategy, Policies, PolicyMatch, Pool, PoolCommand, PoolRow, PoolTime, QueueOrder, Request, RequestPolicy,
     RequestSize, RequestedAmount, Share, Vendor,
 };
-use gpupool_store::{LeaseStore, TokenRole, TrailQuery};
+use gpupool_store::{LeaseStore, SqliteStore, TokenRole, TrailQuery};
 use rusqlite::Connection;
 use serde_json::Value as Json;
 use support::{PoolFixture, by, owned, part, policies, whole};
@@ -85,6 +85,25 @@ fn a_saved_database_of_schema_4_opens_and_is_written_unchanged() {
         pool.leases().filter_map(|lease| Some(format!("{:?}", lease.cause.as_ref()?))).collect();
     assert!(causes.len() >= 7, "{causes:?}");
     assert!(pool.leases().any(|lease| matches!(lease.holder, Some(LeaseHolder::Supervisor { pid: 12, started: 3 }))));
+}
+
+#[test]
+fn tokens_of_schema_4_keep_their_roles_and_schema_5_has_read_only_ones() {
+    for (saved, expected) in [
+        (include_str!("fixtures/v4.sql"), &[TokenRole::Admin, TokenRole::User][..]),
+        (include_str!("fixtures/v5.sql"), &[TokenRole::Admin, TokenRole::User, TokenRole::ReadOnly]),
+    ] {
+        let dir = tempdir().unwrap();
+        Connection::open(dir.path().join("pool.db")).unwrap().execute_batch(saved).unwrap();
+        let (mut store, _) = open(dir.path());
+        let roles = |store: &SqliteStore| -> Vec<TokenRole> {
+            store.tokens().unwrap().iter().map(|token| token.token.role).collect()
+        };
+        assert_eq!(roles(&store), expected);
+        store.create_token("grafana", TokenRole::ReadOnly, wall(9)).unwrap();
+        drop(store);
+        assert_eq!(roles(&open(dir.path()).0).last(), Some(&TokenRole::ReadOnly));
+    }
 }
 
 /// Names of all variants in stored rows.
@@ -238,6 +257,7 @@ fn save_database() {
     store.flush().unwrap();
     store.create_token("alice", TokenRole::Admin, wall(0)).unwrap();
     store.create_token("bob", TokenRole::User, wall(0)).unwrap();
+    store.create_token("grafana", TokenRole::ReadOnly, wall(0)).unwrap();
     // Batches that stay in the buffer: a changed lease and a forgotten one.
     let before = fixture.rows.len();
     fixture.apply_ok(PoolCommand::Drained { lease: released });

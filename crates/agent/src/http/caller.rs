@@ -47,6 +47,13 @@ impl FromRequestParts<SharedState> for WriteAccess {
                           GPUPOOL_TOKEN (or send Authorization: Bearer …) here";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "token_needed", detail));
         }
+        if caller.role == Role::ReadOnly {
+            let detail = format!(
+                "the token of {} may only read; use a token that was created without --read-only",
+                caller.owner
+            );
+            return Err(Problem::forbidden("not_allowed", detail));
+        }
         check_origin(&parts.headers, &app.config)?;
         Ok(Self(caller))
     }
@@ -128,6 +135,7 @@ fn token_caller(peer: &Peer, secret: &str, app: &AppState) -> Result<Caller, Pro
     let role = match token.role {
         TokenRole::Admin => Role::Admin,
         TokenRole::User => Role::User,
+        TokenRole::ReadOnly => Role::ReadOnly,
     };
     Ok(Caller { owner: token.owner.as_str().into(), role, uid: None })
 }

@@ -45,13 +45,20 @@ pub(super) async fn create(
         );
         return Err(Problem::field("owner", format!("{:?}", body.owner), allowed));
     }
-    let (owner, admin) = (name.to_owned(), body.admin);
-    let role = if admin { TokenRole::Admin } else { TokenRole::User };
+    let NewToken { admin, read_only, .. } = body;
+    let role = match (admin, read_only) {
+        (true, true) => return Err(Problem::field("read_only", true, "false for a token with admin: true")),
+        (true, false) => TokenRole::Admin,
+        (false, true) => TokenRole::ReadOnly,
+        (false, false) => TokenRole::User,
+    };
+    let owner = name.to_owned();
     let created = app.authority.with_store(move |store| {
         store.create_token(&owner, role, SystemTime::now()).map(|(id, secret)| (id, secret, owner))
     });
     let (id, secret, owner) = created.await?.map_err(|error| not_durable(&error))?;
-    Ok((StatusCode::CREATED, axum::Json(TokenCreated { id: id.0, owner, admin, secret: secret.reveal().to_owned() })))
+    let secret = secret.reveal().to_owned();
+    Ok((StatusCode::CREATED, axum::Json(TokenCreated { id: id.0, owner, admin, read_only, secret })))
 }
 
 /// Tokens
@@ -74,6 +81,7 @@ pub(super) async fn list(
         id: line.token.id.0,
         owner: line.token.owner,
         admin: line.token.role == TokenRole::Admin,
+        read_only: line.token.role == TokenRole::ReadOnly,
         created_at: iso(line.created_at),
         revoked_at: line.revoked_at.map(iso),
     };

@@ -22,6 +22,9 @@ const ADMIN: [u16; 9] = [200, 201, 200, 200, 200, 200, 201, 200, 200];
 /// The statuses for a client that may only read.
 const READER: [u16; 9] = [200, 401, 401, 401, 401, 401, 401, 403, 401];
 
+/// The statuses for a token that may only read.
+const READ_ONLY: [u16; 9] = [200, 403, 403, 403, 403, 403, 403, 403, 403];
+
 /// Tries every operation: on a lease of its own, and `revoke` on a lease of another owner.
 fn statuses(endpoint: &RawEndpoint, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
     let ask = |method: &str, path: &str, body: Option<&str>| endpoint.send(method, path, headers, body);
@@ -148,9 +151,14 @@ async fn only_local_users_and_owners_see_pids() {
     let seen = process(&tcp, &FORWARDED).unwrap();
     assert_eq!((&seen["pid"], &seen["command"]), (&json!(null), &json!("squatter")));
 
+    let secret = read_only_token(&agent).await;
+    let reader = [FORWARDED[0], ("Authorization", secret.as_str())];
+    assert_eq!(process(&tcp, &reader).unwrap()["pid"], squatter);
+
     let one = format!("/v1/leases/{id}");
     let holder = |headers: &[(&str, &str)]| tcp.send("GET", &one, headers, None).json()["holder"].clone();
     assert_eq!(holder(&[]), json!({"kind": "process", "pid": std::process::id()}));
+    assert_eq!(holder(&reader)["pid"], std::process::id());
     assert_eq!(holder(&FORWARDED), json!({"kind": "process", "pid": null}));
     let followed = json!({"leases": [id]}).to_string();
     let followed = tcp.send("POST", "/v1/leases/follow", &FORWARDED, Some(&followed)).text();
@@ -188,11 +196,38 @@ async fn create_tokens(agent: &TestAgent) -> (String, String) {
     let client = agent.client_unix();
     let mut made = Vec::new();
     for (owner, admin) in [("alice", false), ("boss", true)] {
-        let token = gpupool_api::tokens::NewToken { owner: owner.into(), admin };
+        let token = gpupool_api::tokens::NewToken { owner: owner.into(), admin, read_only: false };
         made.push(client.create_token(&token).await.unwrap().secret);
     }
     let admin = made.pop().unwrap();
     (made.pop().unwrap(), admin)
+}
+
+/// Creates a read-only token, and returns it as a header's value.
+async fn read_only_token(agent: &TestAgent) -> String {
+    let token = gpupool_api::tokens::NewToken { owner: "grafana".into(), admin: false, read_only: true };
+    format!("Bearer {}", agent.client_unix().create_token(&token).await.unwrap().secret)
+}
+
+#[tokio::test]
+async fn a_read_only_token_reads_and_changes_nothing() {
+    let mut agent = agent().start().await;
+    let foreign = foreign_lease(&agent);
+    let secret = read_only_token(&agent).await;
+    assert_rights("a read-only token", &RawEndpoint::tcp(&agent), &[("Authorization", &secret)], foreign, &READ_ONLY);
+    agent.restart().await;
+    let local = RawEndpoint::unix(&agent);
+    assert_rights("the same after a restart", &local, &[("Authorization", &secret)], foreign, &READ_ONLY);
+    // Neither may it keep or see the secrets of leases of its own account.
+    let lease = local.post("/v1/leases", &json!({"fraction": 0.1, "owner": "grafana"})).json();
+    let path = format!("/v1/leases/{}", lease["id"]);
+    let seen = local.send("GET", &path, &[("Authorization", &secret)], None).json();
+    assert_eq!((&seen["state"], &seen["token"], &seen["env"]), (&json!("active"), &json!(null), &json!({})));
+    let refused = local.send("DELETE", &path, &[("Authorization", &secret)], None);
+    assert_eq!((refused.status, refused.code().as_str()), (403, "not_allowed"));
+    assert!(refused.text().contains("the token of grafana may only read"), "{}", refused.text());
+    let both = local.post("/v1/tokens", &json!({"owner": "x", "admin": true, "read_only": true}));
+    assert_eq!((both.status, both.code().as_str()), (422, "invalid"), "{}", both.text());
 }
 
 #[tokio::test]
