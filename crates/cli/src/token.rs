@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 use gpupool_agent::{ANONYMOUS, iso};
 use gpupool_api::tokens::{AccessToken, NewToken, TokenCreated};
 use gpupool_client::AgentClient;
+use gpupool_core::check_plain_text;
 use gpupool_core::limits::MAX_NAME_BYTES;
 use gpupool_store::{LeaseStore, SqliteStore, TokenId, TokenMetadata, TokenRole};
 use rustix::process::geteuid;
@@ -179,6 +180,7 @@ fn open_store(dir: &Path) -> anyhow::Result<SqliteStore> {
 
 fn create_offline(store: &mut SqliteStore, new_token: &NewToken) -> anyhow::Result<TokenCreated> {
     let owner = new_token.owner.trim().to_owned();
+    check_plain_text("owner", &owner).map_err(|error| UsageError::new(error.to_string()))?;
     if owner.is_empty() || owner.len() > MAX_NAME_BYTES || owner.starts_with(ANONYMOUS) {
         let allowed = format!("a name of 1..={MAX_NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
         return Err(

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use gpupool_api::problem::ProblemBody;
 use gpupool_api::tokens::{AccessToken, AccessTokenList, NewToken, TokenCreated};
+use gpupool_core::check_plain_text;
 use gpupool_core::limits::MAX_NAME_BYTES;
 use gpupool_store::{CommitError, TokenId, TokenRole};
 
@@ -35,14 +36,9 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, axum::Json<TokenCreated>), Problem> {
     check_is_admin(&caller)?;
     let name = body.owner.trim();
-    if name.is_empty()
-        || name.len() > MAX_NAME_BYTES
-        || name.starts_with(ANONYMOUS)
-        || name.chars().any(char::is_control)
-    {
-        let allowed = format!(
-            "a name of 1..={MAX_NAME_BYTES} bytes without control characters that does not start with {ANONYMOUS:?}"
-        );
+    check_plain_text("owner", name)?;
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.starts_with(ANONYMOUS) {
+        let allowed = format!("a name of 1..={MAX_NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
         return Err(Problem::field("owner", format!("{:?}", body.owner), allowed));
     }
     let NewToken { admin, read_only, .. } = body;

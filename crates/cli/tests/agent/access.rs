@@ -178,6 +178,26 @@ async fn only_local_users_and_owners_see_pids() {
     }
 }
 
+#[tokio::test]
+async fn names_that_are_not_shown_as_they_are_are_refused() {
+    let agent = agent().start().await;
+    let local = RawEndpoint::unix(&agent);
+    for (path, body, value) in [
+        ("/v1/leases", json!({"owner": "bo\u{202e}b"}), "bo<U+202E>b"),
+        ("/v1/leases", json!({"worker_id": "a\u{200b}b"}), "a<U+200B>b"),
+        ("/v1/leases", json!({"worker_id": "a\nb"}), "a<U+000A>b"),
+        ("/v1/leases", json!({"labels": {"team\u{feff}": "x"}}), "team<U+FEFF>"),
+        ("/v1/leases", json!({"labels": {"team": "\u{1b}[2J"}}), "<U+001B>[2J"),
+        ("/v1/tokens", json!({"owner": "ali\u{2066}ce"}), "ali<U+2066>ce"),
+    ] {
+        let refused = local.post(path, &body);
+        let problem = refused.json();
+        assert_eq!((refused.status, &problem["code"], &problem["value"]), (422, &json!("invalid"), &json!(value)));
+        assert!(problem["detail"].as_str().unwrap().contains(value), "{problem}");
+    }
+    assert_eq!(local.post("/v1/leases", &json!({"owner": "Zoë 日本", "worker_id": "שלום"})).status, 201);
+}
+
 /// Returns an address of this machine that others could reach, or skips the test visibly.
 fn network_or_skip(what: &str) -> Option<IpAddr> {
     let found = network_address();
