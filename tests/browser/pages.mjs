@@ -88,7 +88,7 @@ async function frontPage(agent, suffix) {
       await page.locator("#health", { hasText: "healthy" }).waitFor();
       await page.locator("#gpus .card").nth(3).waitFor();
       await page.locator("#gpus .label", { hasText: HOSTILE }).first().waitFor();
-      await page.locator("#gpus .warn", { hasText: "pid 4242" }).first().waitFor();
+      await page.locator("#gpus .warn", { hasText: "squatter" }).first().waitFor();
       await page.locator("#gpus .pill", { hasText: "used without a lease" }).first().waitFor();
       await page.locator("#queue td", { hasText: "waits-long" }).waitFor();
       // Arrives through the event stream, without a refresh.

@@ -38,6 +38,7 @@ mod serve;
 mod service_manager;
 mod signals;
 mod users;
+mod visibility;
 
 pub use clock::iso;
 pub use error::AgentError;

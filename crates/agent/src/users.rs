@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use gpupool_core::escape_text;
+
 /// The number of users whose names are cached. For others the list is read each time.
 const CACHED_NAMES: usize = 4_096;
 
-/// Returns the name of a user; `uid:N` if the list has none.
+/// Returns the name of a user as plain text; `uid:N` if the list has none.
 pub(crate) fn name_of(uid: u32) -> Arc<str> {
     static KNOWN: Mutex<Option<HashMap<u32, Arc<str>>>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -16,7 +18,8 @@ pub(crate) fn name_of(uid: u32) -> Arc<str> {
         return name.clone();
     }
     let list = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let name: Arc<str> = name_in(&list, uid).map_or_else(|| format!("uid:{uid}").into(), Into::into);
+    let name: Arc<str> =
+        name_in(&list, uid).map_or_else(|| format!("uid:{uid}").into(), |name| escape_text(name).into());
     if known.len() < CACHED_NAMES {
         known.insert(uid, name.clone());
     }

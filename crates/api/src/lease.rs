@@ -79,13 +79,15 @@ pub struct RequestSummary {
 pub enum HolderBody {
     /// A process of the node.
     Process {
-        /// Process id.
-        pid: u32,
+        /// Process id. `null` if the caller may not see it.
+        #[cfg_attr(feature = "schema", schema(required = true))]
+        pid: Option<u32>,
     },
     /// All processes of a control group.
     Cgroup {
-        /// Path of the group.
-        path: String,
+        /// Path of the group. `null` if the caller may not see it.
+        #[cfg_attr(feature = "schema", schema(required = true))]
+        path: Option<String>,
     },
     /// An open connection.
     Connection,

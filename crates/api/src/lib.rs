@@ -158,6 +158,9 @@ pub mod tokens {
         /// Whether the token has the rights of an administrator.
         #[serde(default)]
         pub admin: bool,
+        /// Whether the token may only read: everything that a user of the agent's machine may read.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        pub read_only: bool,
     }
 
     /// Response of `POST /v1/tokens`, the only one that contains the secret.
@@ -170,6 +173,9 @@ pub mod tokens {
         pub owner: String,
         /// Whether the token has the rights of an administrator.
         pub admin: bool,
+        /// Whether the token may only read.
+        #[serde(default)]
+        pub read_only: bool,
         /// Secret that clients send as `Authorization: Bearer …`.
         pub secret: String,
     }
@@ -198,6 +204,9 @@ pub mod tokens {
         pub owner: String,
         /// Whether the token has the rights of an administrator.
         pub admin: bool,
+        /// Whether the token may only read.
+        #[serde(default)]
+        pub read_only: bool,
         /// Time of creation.
         pub created_at: String,
         /// Time of revocation.

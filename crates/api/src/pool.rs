@@ -169,11 +169,12 @@ pub struct ForeignLoadBody {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema), schema(as = Process))]
 pub struct ProcessBody {
-    /// Process id.
-    pub pid: u32,
+    /// Process id. `null` if the caller may not see it.
+    #[cfg_attr(feature = "schema", schema(required = true))]
+    pub pid: Option<u32>,
     /// User of the process.
     pub user: Option<String>,
-    /// Command line.
+    /// Command line, or only the name of the program if the caller may not see more.
     pub command: Option<String>,
     /// Used device memory in MiB.
     pub memory_mib: Option<u64>,

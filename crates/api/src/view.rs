@@ -69,9 +69,9 @@ impl From<&Request> for lease::RequestSummary {
 fn holder(holder: &LeaseHolder) -> lease::HolderBody {
     match holder {
         LeaseHolder::Process { pid, .. } | LeaseHolder::Supervisor { pid, .. } => {
-            lease::HolderBody::Process { pid: *pid }
+            lease::HolderBody::Process { pid: Some(*pid) }
         }
-        LeaseHolder::Cgroup(path) => lease::HolderBody::Cgroup { path: path.to_string() },
+        LeaseHolder::Cgroup(path) => lease::HolderBody::Cgroup { path: Some(path.to_string()) },
         LeaseHolder::Connection => lease::HolderBody::Connection,
     }
 }

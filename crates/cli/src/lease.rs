@@ -467,7 +467,8 @@ fn held_by(lease: &LeaseBody) -> String {
     }
     match &lease.holder {
         None => format!("ttl {}", units::format_duration(Duration::from_secs_f64(lease.ttl_secs.clamp(0.0, 1e9)))),
-        Some(HolderBody::Process { pid }) => format!("process {pid}"),
+        Some(HolderBody::Process { pid: Some(pid) }) => format!("process {pid}"),
+        Some(HolderBody::Process { pid: None }) => "a process".to_owned(),
         Some(HolderBody::Cgroup { .. }) => "its processes".to_owned(),
         Some(HolderBody::Connection) => "a connection".to_owned(),
     }

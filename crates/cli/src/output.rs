@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
+use gpupool_core::is_plain;
 use indicatif::MultiProgress;
 use rustix::termios::tcgetwinsize;
 use serde::Serialize;
@@ -126,9 +127,9 @@ impl Drop for ProgressLine {
     }
 }
 
-/// Fits the text into the width and replaces control characters.
+/// Fits the text into the width and replaces characters that are not shown as themselves.
 fn fit_line(text: &str, width: usize) -> String {
-    truncate(&text.replace(char::is_control, " "), width)
+    truncate(&text.replace(|c| !is_plain(c), " "), width)
 }
 
 #[cfg(test)]
@@ -139,6 +140,7 @@ mod tests {
     fn a_line_fits_and_contains_no_control_characters() {
         assert_eq!(fit_line("short", 10), "short");
         assert_eq!(fit_line("a\x1b[2Jb\n", 10), "a [2Jb ");
+        assert_eq!(fit_line("a\u{202e}b", 10), "a b");
         assert_eq!(fit_line("much too long", 6), "much …");
         assert_eq!(fit_line("x y", 0), "");
     }

@@ -365,7 +365,7 @@ fn squatter_table(devices: &[DeviceBody], names: GpuNames) -> TextTable<5> {
         for process in device.processes.iter().filter(|process| process.squatter) {
             let cells = [
                 names.name(&device.node, device.gpu_id),
-                process.pid.to_string(),
+                or_unknown(process.pid),
                 or_unknown(process.user.clone()),
                 or_unknown(process.memory_mib.map(units::format_mib)),
                 or_unknown(process.command.clone()),

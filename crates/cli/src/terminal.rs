@@ -6,6 +6,7 @@
 
 use std::io::{self, IsTerminal};
 
+use gpupool_core::is_plain;
 use unicode_width::UnicodeWidthChar;
 
 /// Width and colour support of an output.
@@ -229,15 +230,8 @@ pub(crate) fn or_unknown(value: Option<impl ToString>) -> String {
 
 /// Replaces every character that is not shown as itself.
 pub(crate) fn sanitize(text: &str) -> String {
-    let shown = |c: char| if is_printable(c) { c } else { char::REPLACEMENT_CHARACTER };
+    let shown = |c: char| if is_plain(c) { c } else { char::REPLACEMENT_CHARACTER };
     text.chars().take(MAX_SHOWN_CHARS).map(shown).collect()
-}
-
-fn is_printable(c: char) -> bool {
-    let is_hidden_or_bidi = matches!(c,
-        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}');
-    !c.is_control() && !is_hidden_or_bidi
 }
 
 /// Returns the number of columns that a text takes.

@@ -12,6 +12,7 @@ use clap::{Args, Subcommand};
 use gpupool_agent::{ANONYMOUS, iso};
 use gpupool_api::tokens::{AccessToken, NewToken, TokenCreated};
 use gpupool_client::AgentClient;
+use gpupool_core::check_plain_text;
 use gpupool_core::limits::MAX_NAME_BYTES;
 use gpupool_store::{LeaseStore, SqliteStore, TokenId, TokenMetadata, TokenRole};
 use rustix::process::geteuid;
@@ -41,6 +42,9 @@ pub(crate) struct TokenCreateArgs {
     /// Grant administrator rights: revoke any lease, cordon GPUs, manage tokens.
     #[arg(long)]
     admin: bool,
+    /// Only read: everything that a user of the agent's machine may read. For monitoring.
+    #[arg(long, conflicts_with = "admin")]
+    read_only: bool,
     #[command(flatten)]
     store_args: TokenStoreArgs,
 }
@@ -92,7 +96,8 @@ pub(crate) fn run(command: &TokenCommand) -> anyhow::Result<ExitCode> {
 }
 
 fn create_token(arguments: &TokenCreateArgs) -> anyhow::Result<ExitCode> {
-    let new_token = NewToken { owner: arguments.owner.clone(), admin: arguments.admin };
+    let &TokenCreateArgs { admin, read_only, .. } = arguments;
+    let new_token = NewToken { owner: arguments.owner.clone(), admin, read_only };
     let created = match arguments.store_args.open()? {
         TokenAccess::Agent(client) => call_agent(client.create_token(&new_token))?,
         TokenAccess::Offline(mut store) => create_offline(&mut store, &new_token)?,
@@ -102,8 +107,12 @@ fn create_token(arguments: &TokenCreateArgs) -> anyhow::Result<ExitCode> {
     if arguments.store_args.json {
         return Ok(done);
     }
-    let TokenCreated { id, owner, admin, .. } = &created;
-    let what = if *admin { "an administrator's token" } else { "a token" };
+    let TokenCreated { id, owner, .. } = &created;
+    let what = match (created.admin, created.read_only) {
+        (true, _) => "an administrator's token",
+        (false, true) => "a read-only token",
+        (false, false) => "a token",
+    };
     print_note(&format!(
         "Created token {id}, {what} for {}. The secret is shown only once; clients read it from GPUPOOL_TOKEN.",
         sanitize(owner)
@@ -128,7 +137,11 @@ fn tokens_table(tokens: &[AccessToken]) -> TextTable<5> {
         TableColumn::text("REVOKED").min_width(10),
     ]);
     for token in tokens {
-        let role = if token.admin { "admin" } else { "user" };
+        let role = match (token.admin, token.read_only) {
+            (true, _) => "admin",
+            (false, true) => "read-only",
+            (false, false) => "user",
+        };
         let revoked = token.revoked_at.clone().unwrap_or_default();
         let paint = if token.revoked_at.is_some() { TextStyle::Faint } else { TextStyle::Plain };
         table.add_row(
@@ -167,15 +180,21 @@ fn open_store(dir: &Path) -> anyhow::Result<SqliteStore> {
 
 fn create_offline(store: &mut SqliteStore, new_token: &NewToken) -> anyhow::Result<TokenCreated> {
     let owner = new_token.owner.trim().to_owned();
+    check_plain_text("owner", &owner).map_err(|error| UsageError::new(error.to_string()))?;
     if owner.is_empty() || owner.len() > MAX_NAME_BYTES || owner.starts_with(ANONYMOUS) {
         let allowed = format!("a name of 1..={MAX_NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
         return Err(
             UsageError::new(format!("owner: {:?} is not allowed; it must be {allowed}", new_token.owner)).into()
         );
     }
-    let role = if new_token.admin { TokenRole::Admin } else { TokenRole::User };
+    let role = match (new_token.admin, new_token.read_only) {
+        (true, _) => TokenRole::Admin,
+        (false, true) => TokenRole::ReadOnly,
+        (false, false) => TokenRole::User,
+    };
     let (id, secret) = store.create_token(&owner, role, SystemTime::now())?;
-    Ok(TokenCreated { id: id.0, owner, admin: new_token.admin, secret: secret.reveal().to_owned() })
+    let NewToken { admin, read_only, .. } = *new_token;
+    Ok(TokenCreated { id: id.0, owner, admin, read_only, secret: secret.reveal().to_owned() })
 }
 
 /// Converts a stored token into the agent's JSON form.
@@ -184,6 +203,7 @@ fn access_token(metadata: TokenMetadata) -> AccessToken {
         id: metadata.token.id.0,
         owner: metadata.token.owner,
         admin: metadata.token.role == TokenRole::Admin,
+        read_only: metadata.token.role == TokenRole::ReadOnly,
         created_at: iso(metadata.created_at),
         revoked_at: metadata.revoked_at.map(iso),
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Vendor;
 use crate::ids::{GpuId, Labels};
+use crate::plain_text::check_plain_text;
 use crate::request::{
     DeviceSelector, FieldError, IsolationLevel, LoadThresholds, PlacementStrategy, Request, RequestedAmount,
 };
@@ -147,6 +148,7 @@ impl TryFrom<RequestBody> for Request {
     type Error = FieldError;
 
     fn try_from(body: RequestBody) -> Result<Self, FieldError> {
+        check_names(&body)?;
         let (defaults, thresholds) = (Self::default(), LoadThresholds::default());
         let request = Self {
             gpus: body.gpus.unwrap_or(1),
@@ -181,6 +183,14 @@ impl TryFrom<RequestBody> for Request {
         request.validate()?;
         Ok(request)
     }
+}
+
+/// Refuses names that a terminal, a log or a page would not show as they are.
+fn check_names(body: &RequestBody) -> Result<(), FieldError> {
+    let names = [("owner", body.owner.as_deref()), ("worker_id", body.worker_id.as_deref())];
+    let names = names.into_iter().filter_map(|(field, name)| Some((field, name?)));
+    let labels = body.labels.iter().flat_map(|(key, value)| [("labels", &**key), ("labels", &**value)]);
+    names.chain(labels).try_for_each(|(field, name)| check_plain_text(field, name))
 }
 
 /// Returns the amount that a fraction, MiB and sharing describe together.

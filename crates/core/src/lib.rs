@@ -13,6 +13,7 @@ mod lease;
 pub mod limits;
 mod outcome;
 mod placement;
+mod plain_text;
 mod policy;
 mod pool;
 mod queue;
@@ -30,6 +31,7 @@ pub use device::{
 pub use ids::{DeviceId, GpuId, Labels, LeaseId, NodeId, Token, labels_match};
 pub use lease::{DevicePromise, EndCause, Lease, LeaseHolder, LeaseState, PlacementDecision, QueueTurn, Revocation};
 pub use outcome::{ApplyOutcome, CommandDenied, CommandReply, DeviceClosure, InUseReason, PoolEffect, Unsatisfiable};
+pub use plain_text::{check_plain_text, escape_text, is_plain};
 pub use policy::{OwnerQuota, Policies, PolicyMatch, PolicyViolation, QueueOrder, RequestPolicy, RequestSize};
 pub use pool::{
     DeviceView, DrainMode, NodeView, Pool, PoolCommand, PoolSettings, RestoreError, WaitExplanation, WaitReason,

@@ -24,6 +24,8 @@ impl fmt::Display for TokenId {
 /// Rights of a token's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenRole {
+    /// May read what a user of the machine may read, and change nothing.
+    ReadOnly,
     /// May request and release leases of the own account.
     User,
     /// May also revoke every lease and cordon devices.

@@ -21,7 +21,7 @@ use gpupool_core::{
     PlacementStrategy, Policies, PolicyMatch, Pool, PoolCommand, PoolRow, PoolTime, QueueOrder, Request, RequestPolicy,
     RequestSize, RequestedAmount, Share, Vendor,
 };
-use gpupool_store::{LeaseStore, TokenRole, TrailQuery};
+use gpupool_store::{LeaseStore, SqliteStore, TokenRole, TrailQuery};
 use rusqlite::Connection;
 use serde_json::Value as Json;
 use support::{PoolFixture, by, owned, part, policies, whole};
@@ -99,6 +99,25 @@ fn has_all_fields(written: &Json, stored: &Json) -> bool {
             written.len() == stored.len() && written.iter().zip(stored).all(|(now, value)| has_all_fields(now, value))
         }
         _ => written == stored,
+    }
+}
+
+#[test]
+fn tokens_of_schema_4_keep_their_roles_and_schema_5_has_read_only_ones() {
+    for (saved, expected) in [
+        (include_str!("fixtures/v4.sql"), &[TokenRole::Admin, TokenRole::User][..]),
+        (include_str!("fixtures/v5.sql"), &[TokenRole::Admin, TokenRole::User, TokenRole::ReadOnly]),
+    ] {
+        let dir = tempdir().unwrap();
+        Connection::open(dir.path().join("pool.db")).unwrap().execute_batch(saved).unwrap();
+        let (mut store, _) = open(dir.path());
+        let roles = |store: &SqliteStore| -> Vec<TokenRole> {
+            store.tokens().unwrap().iter().map(|token| token.token.role).collect()
+        };
+        assert_eq!(roles(&store), expected);
+        store.create_token("grafana", TokenRole::ReadOnly, wall(9)).unwrap();
+        drop(store);
+        assert_eq!(roles(&open(dir.path()).0).last(), Some(&TokenRole::ReadOnly));
     }
 }
 
@@ -253,6 +272,7 @@ fn save_database() {
     store.flush().unwrap();
     store.create_token("alice", TokenRole::Admin, wall(0)).unwrap();
     store.create_token("bob", TokenRole::User, wall(0)).unwrap();
+    store.create_token("grafana", TokenRole::ReadOnly, wall(0)).unwrap();
     // Batches that stay in the buffer: a changed lease and a forgotten one.
     let before = fixture.rows.len();
     fixture.apply_ok(PoolCommand::Drained { lease: released });

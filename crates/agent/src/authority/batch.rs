@@ -250,7 +250,7 @@ impl AuthorityThread {
         let forbidden = |why: String| Err(Refusal::Forbidden(why.into()));
         match command {
             PoolCommand::Request { request, key, .. } => {
-                if caller.role == Role::Reader {
+                if matches!(caller.role, Role::Reader | Role::ReadOnly) {
                     return forbidden(
                         "leasing over the network needs a token; create one with gpupool token create".into(),
                     );

@@ -14,6 +14,7 @@ use gpupool_store::TokenOwners;
 use crate::clock;
 use crate::identity::Caller;
 use crate::messages::{NodeLink, NodeOrder, PreparedDevice};
+use crate::visibility::ProcessDetail;
 
 use super::handle::{Refusal, Reply};
 use super::{AuthorityThread, NodeSummary};
@@ -229,7 +230,10 @@ impl AuthorityThread {
     ) -> gpupool_api::lease::LeaseBody {
         let is_owners = caller.may_act_for(&lease.request.owner);
         let iso = |time| clock::iso_of(time, self.at);
-        view::lease_body(&self.pool, lease, explanation, iso, |_| Default::default(), is_owners)
+        let mut body = view::lease_body(&self.pool, lease, explanation, iso, |_| Default::default(), is_owners);
+        let detail = ProcessDetail::of(caller, Some(&lease.request.owner));
+        body.holder.iter_mut().for_each(|holder| detail.limit_holder(holder));
+        body
     }
 
     /// Applies the changes of a committed batch to the snapshot. The cost grows with the changes only.

@@ -114,8 +114,8 @@ async fn set_cordon(
     cordon: CordonState,
 ) -> Result<axum::Json<DeviceBody>, Problem> {
     let device = find_device(app, number, node)?;
-    app.authority.ask(caller, PoolCommand::Cordon { device, cordon }).await?;
-    device_body(app, device).map(axum::Json).ok_or_else(|| unknown_device(number, app.node.name()))
+    app.authority.ask(caller.clone(), PoolCommand::Cordon { device, cordon }).await?;
+    device_body(app, &caller, device).map(axum::Json).ok_or_else(|| unknown_device(number, app.node.name()))
 }
 
 /// Returns the device with a number on a node.

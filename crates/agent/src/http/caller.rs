@@ -11,13 +11,16 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use gpupool_store::TokenRole;
 
-use crate::identity::{ANONYMOUS, Caller, Role};
+use crate::identity::{Caller, Role};
 use crate::net::{Peer, PeerTransport};
 use crate::users;
 
 use super::browser::{is_from_browser, is_local_peer};
 use super::problem::Problem;
 use super::{AppState, SharedState};
+
+/// The address of an anonymous caller on this machine.
+const LOCAL_ADDRESS: &str = "local";
 
 /// The caller of a request that reads.
 pub(super) struct ReadAccess(pub Caller);
@@ -43,6 +46,13 @@ impl FromRequestParts<SharedState> for WriteAccess {
                           node, then set GPUPOOL_TOKEN (or send Authorization: Bearer …) here";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "token_needed", detail));
         }
+        if caller.role == Role::ReadOnly {
+            let detail = format!(
+                "the token of {} may only read; use a token that was created without --read-only",
+                caller.owner
+            );
+            return Err(Problem::forbidden("not_allowed", detail));
+        }
         Ok(Self(caller))
     }
 }
@@ -67,7 +77,7 @@ fn identify(parts: &Parts, app: &AppState) -> Result<Caller, Problem> {
 
 fn local_caller(peer: &Peer) -> Caller {
     let Some(uid) = peer.uid() else {
-        return Caller { owner: format!("{ANONYMOUS}:local").into(), role: Role::User, uid: None };
+        return Caller::anonymous(LOCAL_ADDRESS);
     };
     let is_admin = uid == 0 || uid == rustix::process::geteuid().as_raw();
     let role = if is_admin { Role::Admin } else { Role::User };
@@ -78,11 +88,10 @@ fn network_caller(peer: &Peer, app: &AppState) -> Caller {
     if !app.config.server.open {
         return Caller::reader();
     }
-    let from = match peer.transport() {
-        PeerTransport::Tcp { remote, .. } => remote.ip().to_string(),
-        PeerTransport::Unix => "local".into(),
-    };
-    Caller { owner: format!("{ANONYMOUS}:{from}").into(), role: Role::User, uid: None }
+    match peer.transport() {
+        PeerTransport::Tcp { remote, .. } => Caller::anonymous(&remote.ip().to_canonical().to_string()),
+        PeerTransport::Unix => Caller::anonymous(LOCAL_ADDRESS),
+    }
 }
 
 fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
@@ -115,20 +124,21 @@ fn token_caller(peer: &Peer, secret: &str, app: &AppState) -> Result<Caller, Pro
     let role = match token.role {
         TokenRole::Admin => Role::Admin,
         TokenRole::User => Role::User,
+        TokenRole::ReadOnly => Role::ReadOnly,
     };
     Ok(Caller { owner: token.owner.as_str().into(), role, uid: None })
 }
 
 impl Caller {
     /// Returns the owner of a request: the caller itself, or any owner that an administrator names. An anonymous caller may
-    /// choose a name, which gets a prefix so that it differs from every known owner.
+    /// choose a name, which follows its address so that it differs from every known owner and from names at other addresses.
     pub(super) fn account(&self, named: Option<&Arc<str>>) -> Result<Arc<str>, Problem> {
         let Some(named) = named else { return Ok(self.owner.clone()) };
-        if self.role == Role::Admin || *named == self.owner {
+        if self.may_act_for(named) {
             return Ok(named.clone());
         }
-        if self.uid.is_none() && self.owner.starts_with(ANONYMOUS) {
-            return Ok(format!("{ANONYMOUS}:{named}").into());
+        if self.is_anonymous() {
+            return Ok(format!("{}/{named}", self.owner).into());
         }
         let detail = format!("owner is {named}, and {} may request GPUs only as {}", self.owner, self.owner);
         Err(Problem::forbidden("not_your_account", detail))
@@ -146,6 +156,15 @@ mod tests {
         assert_eq!(&*caller("alice", Role::User, Some(1)).account(None).unwrap(), "alice");
         assert!(caller("alice", Role::User, Some(1)).account(Some(&bob)).is_err());
         assert_eq!(&*caller("root", Role::Admin, Some(0)).account(Some(&bob)).unwrap(), "bob");
-        assert_eq!(&*caller("anonymous:1.2.3.4", Role::User, None).account(Some(&bob)).unwrap(), "anonymous:bob");
+    }
+
+    #[test]
+    fn the_name_of_an_anonymous_caller_follows_its_address() {
+        let named = |name: &str| Caller::anonymous("192.0.2.7").account(Some(&name.into())).unwrap();
+        assert_eq!(&*Caller::anonymous("192.0.2.7").account(None).unwrap(), "anonymous:192.0.2.7");
+        assert_eq!(&*named("bob"), "anonymous:192.0.2.7/bob");
+        assert_eq!(&*named("192.0.2.8"), "anonymous:192.0.2.7/192.0.2.8");
+        assert_eq!(&*named("anonymous:192.0.2.8/bob"), "anonymous:192.0.2.7/anonymous:192.0.2.8/bob");
+        assert_eq!(&*named("anonymous:192.0.2.7/bob"), "anonymous:192.0.2.7/bob", "a lease's own owner is no new name");
     }
 }

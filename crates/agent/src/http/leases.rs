@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use gpupool_api::lease::{FencingTokenBody, LeaseBody, LeaseList, LeaseState};
 use gpupool_api::problem::ProblemBody;
 use gpupool_api::{IDEMPOTENCY_KEY, RequestBody};
-use gpupool_core::{GpuId, PoolCommand, Request, Token};
+use gpupool_core::{GpuId, PoolCommand, Request, Token, check_plain_text};
 use serde::Deserialize;
 
 use crate::authority::{Refusal, Reply};
@@ -45,7 +45,7 @@ pub(super) async fn create(
     JsonBody(mut body): JsonBody<RequestBody>,
 ) -> Result<Response, Problem> {
     let wait = parse_wait(body.wait_secs.unwrap_or(0.0))?;
-    check_names(&body)?;
+    body.owner.as_deref().map_or(Ok(()), |owner| check_plain_text("owner", owner))?;
     let owner = caller.account(body.owner.as_ref())?;
     let requested_by = (owner != caller.owner).then(|| caller.owner.clone());
     body.owner = Some(owner);
@@ -248,17 +248,6 @@ pub(super) fn with_environment(app: &AppState, mut lease: LeaseBody) -> LeaseBod
         lease.env.extend(app.node.environment(&gpu_ids));
     }
     lease
-}
-
-/// Refuses names with control characters: terminals and logs would interpret them.
-fn check_names(body: &RequestBody) -> Result<(), Problem> {
-    let texts = [("owner", body.owner.as_deref()), ("worker_id", body.worker_id.as_deref())].into_iter();
-    let texts = texts.filter_map(|(field, text)| Some((field, text?)));
-    let labels = body.labels.iter().flat_map(|(key, value)| [("labels", &**key), ("labels", &**value)]);
-    match texts.chain(labels).find(|(_, text)| text.chars().any(char::is_control)) {
-        Some((field, text)) => Err(Problem::field(field, format!("{text:?}"), "without control characters")),
-        None => Ok(()),
-    }
 }
 
 fn parse_key(headers: &HeaderMap) -> Result<Option<Arc<str>>, Problem> {

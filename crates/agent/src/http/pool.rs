@@ -7,14 +7,17 @@ use gpupool_api::API_VERSION;
 use gpupool_api::pool::{DeviceBody, DeviceList, PoolBody, PromisedAmount};
 use gpupool_api::problem::ProblemBody;
 use gpupool_api::view;
-use gpupool_core::{DeviceId, GpuId, LeaseState};
+use gpupool_core::{DeviceHealth, DeviceId, GpuId, LeaseId, LeaseState};
 use serde::Deserialize;
 
 use crate::authority::{DeviceState, NodeSummary, Snapshot};
 use crate::clock;
 use crate::events::EventId;
+use crate::identity::Caller;
 use crate::node::statistics::{CurrentStatistics, ListedDevice};
+use crate::visibility::ProcessDetail;
 
+use super::caller::ReadAccess;
 use super::extract::QueryParameters;
 use super::problem::Problem;
 use super::{AppState, SharedState};
@@ -70,7 +73,8 @@ pub(super) async fn pool(State(app): State<SharedState>) -> axum::Json<PoolBody>
 
 /// Devices
 ///
-/// Each with its readings, its leases, and the processes on it without a lease.
+/// Each with its readings, its leases and the processes on it. Command lines and pids are for the owner of the lease,
+/// administrators and users of this machine; other callers see the names of programs.
 #[utoipa::path(
     get, path = "/v1/devices", tag = "pool",
     params(("node" = Option<String>, Query, description = "Only devices of the node with this name")),
@@ -81,6 +85,7 @@ pub(super) async fn pool(State(app): State<SharedState>) -> axum::Json<PoolBody>
 )]
 pub(super) async fn devices(
     State(app): State<SharedState>,
+    ReadAccess(caller): ReadAccess,
     QueryParameters(node): QueryParameters<NodeParameter>,
 ) -> Result<axum::Json<DeviceList>, Problem> {
     let snapshot = app.authority.snapshot();
@@ -89,8 +94,9 @@ pub(super) async fn devices(
     let listed: HashMap<GpuId, &ListedDevice> =
         current.round.devices.iter().map(|device| (device.gpu_id, device)).collect();
     let states = snapshot.devices().filter(|state| node.is_none_or(|node| snapshot.node_name(state.view.node) == node));
-    let body =
-        |state: &DeviceState| build_body(&app, &snapshot, &current, state, |gpu_id| listed.get(&gpu_id).copied());
+    let body = |state: &DeviceState| {
+        build_body(&app, &caller, &snapshot, &current, state, |gpu_id| listed.get(&gpu_id).copied())
+    };
     let mut devices: Vec<DeviceBody> = states.map(body).collect();
     devices.sort_by(|a, b| (&a.node, a.gpu_id).cmp(&(&b.node, b.gpu_id)));
     let (event_id, age_secs) = (Some(last_event_id(&app, &snapshot)), pool_age_secs(&app));
@@ -133,13 +139,13 @@ pub(super) fn check_node<'a>(
 /// The names of nodes in the detail of a problem.
 const NODES_IN_A_PROBLEM: usize = 5;
 
-/// Returns the body of one device.
-pub(super) fn device_body(app: &AppState, device: DeviceId) -> Option<DeviceBody> {
+/// Returns the body of one device, as far as the caller may see it.
+pub(super) fn device_body(app: &AppState, caller: &Caller, device: DeviceId) -> Option<DeviceBody> {
     let snapshot = app.authority.snapshot();
     let current = app.node.statistics().current();
     let state = snapshot.devices().find(|state| state.view.device == device)?;
     let find = |gpu_id| current.round.devices.iter().find(|device| device.gpu_id == gpu_id);
-    Some(build_body(app, &snapshot, &current, state, find))
+    Some(build_body(app, caller, &snapshot, &current, state, find))
 }
 
 fn last_event_id(app: &AppState, snapshot: &Snapshot) -> String {
@@ -153,6 +159,7 @@ pub(super) fn pool_age_secs(app: &AppState) -> f64 {
 
 fn build_body<'a>(
     app: &AppState,
+    caller: &Caller,
     snapshot: &Snapshot,
     current: &'a CurrentStatistics,
     state: &DeviceState,
@@ -165,6 +172,14 @@ fn build_body<'a>(
     match find_listed(state.view.gpu_id).filter(|_| node == app.node.name()) {
         Some(device) => add_readings(&mut body, device, current.round.is_stale(device)),
         None => body.stale = true,
+    }
+    for process in &mut body.processes {
+        let lease = process.lease.and_then(|lease| snapshot.lease(LeaseId(lease)));
+        ProcessDetail::of(caller, lease.map(|lease| &*lease.request.owner)).limit_process(process);
+    }
+    let names_process = matches!(state.view.health, DeviceHealth::ClaimedElsewhere(_));
+    if names_process && ProcessDetail::of(caller, None) == ProcessDetail::ProgramName {
+        body.health_reason = Some("leased by another agent of this machine".into());
     }
     body
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use gpupool_api::view::{closure_name, health_and_reason};
-use gpupool_core::{DeviceHealth, DeviceView, GpuId, LeaseState, Millis, PoolTime, Share};
+use gpupool_core::{DeviceHealth, DeviceView, GpuId, LeaseState, Millis, PoolTime, Share, escape_text};
 use gpupool_devices::{DetectedDevice, Reported};
 
 use crate::authority::Snapshot;
@@ -67,7 +67,7 @@ pub(super) fn encode_leases(writer: &mut MetricsWriter<'_>, totals: Option<&Pool
     let longest = totals.map(|totals| totals.longest_wait.0 as f64 / 1000.0);
     writer.gauge("gpupool_longest_wait_seconds", "Time that the oldest request in the queue has waited", longest)?;
     let held = totals.map(|totals| largest_owners(&totals.held)).unwrap_or_default();
-    let lines = held.iter().map(|(owner, share)| ([("owner", *owner)], share.as_fraction()));
+    let lines = held.iter().map(|(owner, share)| ([("owner", escape_text(owner))], share.as_fraction()));
     writer.gauges("gpupool_held_gpus", "GPUs held, by owner", lines)
 }
 

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use gpupool_api::problem::ProblemBody;
 use gpupool_api::tokens::{AccessToken, AccessTokenList, NewToken, TokenCreated};
+use gpupool_core::check_plain_text;
 use gpupool_core::limits::MAX_NAME_BYTES;
 use gpupool_store::{CommitError, TokenId, TokenRole};
 
@@ -35,23 +36,25 @@ pub(super) async fn create(
 ) -> Result<(StatusCode, axum::Json<TokenCreated>), Problem> {
     check_is_admin(&caller)?;
     let name = body.owner.trim();
-    if name.is_empty()
-        || name.len() > MAX_NAME_BYTES
-        || name.starts_with(ANONYMOUS)
-        || name.chars().any(char::is_control)
-    {
-        let allowed = format!(
-            "a name of 1..={MAX_NAME_BYTES} bytes without control characters that does not start with {ANONYMOUS:?}"
-        );
+    check_plain_text("owner", name)?;
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.starts_with(ANONYMOUS) {
+        let allowed = format!("a name of 1..={MAX_NAME_BYTES} bytes that does not start with {ANONYMOUS:?}");
         return Err(Problem::field("owner", format!("{:?}", body.owner), allowed));
     }
-    let (owner, admin) = (name.to_owned(), body.admin);
-    let role = if admin { TokenRole::Admin } else { TokenRole::User };
+    let NewToken { admin, read_only, .. } = body;
+    let role = match (admin, read_only) {
+        (true, true) => return Err(Problem::field("read_only", true, "false for a token with admin: true")),
+        (true, false) => TokenRole::Admin,
+        (false, true) => TokenRole::ReadOnly,
+        (false, false) => TokenRole::User,
+    };
+    let owner = name.to_owned();
     let created = app.authority.with_store(move |store| {
         store.create_token(&owner, role, SystemTime::now()).map(|(id, secret)| (id, secret, owner))
     });
     let (id, secret, owner) = created.await?.map_err(|error| not_durable(&error))?;
-    Ok((StatusCode::CREATED, axum::Json(TokenCreated { id: id.0, owner, admin, secret: secret.reveal().to_owned() })))
+    let secret = secret.reveal().to_owned();
+    Ok((StatusCode::CREATED, axum::Json(TokenCreated { id: id.0, owner, admin, read_only, secret })))
 }
 
 /// Tokens
@@ -74,6 +77,7 @@ pub(super) async fn list(
         id: line.token.id.0,
         owner: line.token.owner,
         admin: line.token.role == TokenRole::Admin,
+        read_only: line.token.role == TokenRole::ReadOnly,
         created_at: iso(line.created_at),
         revoked_at: line.revoked_at.map(iso),
     };

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use gpupool_api::pool::ProcessBody;
-use gpupool_core::{DeviceId, GpuId, LeaseId, LeaseState, PoolTime, ProcessAttribution, Token};
+use gpupool_core::{DeviceId, GpuId, LeaseId, LeaseState, PoolTime, ProcessAttribution, Token, escape_text};
 use gpupool_devices::{DeviceProcess, HostProcessLookup};
 
 use crate::authority::Snapshot;
@@ -160,7 +160,7 @@ impl LeaseAttributor {
         evidence.map_or(ProcessAttribution::Unknown, |evidence| self.holdings.attribute(evidence, device))
     }
 
-    /// Describes a process for people and programs.
+    /// Describes a process for people and programs, in plain text: a process chooses its command line itself.
     pub(super) fn describe(&self, process: &DeviceProcess, device: GpuId) -> ProcessBody {
         let known = match &process.host_lookup {
             HostProcessLookup::Known(facts) => Some(facts),
@@ -171,9 +171,9 @@ impl LeaseAttributor {
             ProcessAttribution::Foreign => (None, true),
             ProcessAttribution::Unknown => (None, false),
         };
-        let text = |text: &Arc<str>| text.to_string();
+        let text = |text: &Arc<str>| escape_text(text).into_owned();
         ProcessBody {
-            pid: process.pid,
+            pid: Some(process.pid),
             user: known.and_then(|facts| facts.user.as_ref()).map(text),
             command: known.map(|facts| &facts.command).or(process.name.as_ref()).map(text),
             memory_mib: process.memory.value().map(|bytes| bytes.as_mib()),
@@ -254,6 +254,26 @@ mod tests {
         assert_eq!([attributed_on(0), attributed_on(1), attributed_on(2)], [of(1), of(2), of(3)]);
         assert_eq!(attributed_on(5), of(3), "on a device that none of its leases holds it still belongs to a lease");
         assert!(holdings.is_held_by(GpuId(1), LeaseId(2)) && !holdings.is_held_by(GpuId(5), LeaseId(3)));
+    }
+
+    #[test]
+    fn a_command_line_is_described_in_plain_text() {
+        let facts = gpupool_devices::ProcessFacts {
+            start_ticks: 1,
+            uid: 5,
+            user: Some("ali\u{200b}ce".into()),
+            command: "python \u{202e}yp.niart\n".into(),
+            cgroup: None,
+        };
+        let process = DeviceProcess {
+            pid: 7,
+            host_lookup: HostProcessLookup::Known(Arc::new(facts)),
+            ..DeviceProcess::default()
+        };
+        let attributor = LeaseAttributor { holdings: Holdings::default(), evidence: Vec::new(), simulated: false };
+        let body = attributor.describe(&process, HERE);
+        assert_eq!(body.user.as_deref(), Some("ali<U+200B>ce"));
+        assert_eq!(body.command.as_deref(), Some("python <U+202E>yp.niart<U+000A>"));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use gpupool_client::limits::LOCAL_RELEASE_PATIENCE;
 use gpupool_client::local::{LocalAgent, loss_before_release};
 use gpupool_client::{AgentClient, LeaseGuard};
 use gpupool_confine::spawn::JobEnd;
+use gpupool_core::is_plain;
 
 use crate::endpoint_args::{EndpointArgs, block_on};
 use crate::output::{MessagePrinter, print_note};
@@ -104,7 +105,7 @@ impl RunArgs {
 
     fn worker_id(&self) -> Arc<str> {
         let program = self.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
-        let readable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { '_' } else { c };
+        let readable = |c: char| if !is_plain(c) || c == char::REPLACEMENT_CHARACTER { '_' } else { c };
         let name: String = program.to_string_lossy().chars().map(readable).take(MAX_WORKER_ID_CHARS).collect();
         if name.is_empty() { "run".into() } else { name.into() }
     }

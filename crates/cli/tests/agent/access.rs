@@ -22,6 +22,9 @@ const ADMIN: [u16; 9] = [200, 201, 200, 200, 200, 200, 201, 200, 200];
 /// The statuses for a client that may only read.
 const READER: [u16; 9] = [200, 401, 401, 401, 401, 401, 401, 403, 401];
 
+/// The statuses for a token that may only read.
+const READ_ONLY: [u16; 9] = [200, 403, 403, 403, 403, 403, 403, 403, 403];
+
 /// Tries every operation: on a lease of its own, and `revoke` on a lease of another owner.
 fn statuses(endpoint: &RawEndpoint, headers: &[(&str, &str)], foreign: u64) -> Vec<u16> {
     let ask = |method: &str, path: &str, body: Option<&str>| endpoint.send(method, path, headers, body);
@@ -251,6 +254,79 @@ async fn requests_through_a_browser_or_a_proxy_have_no_local_identity() {
     }
 }
 
+/// The headers of a caller from the network: a proxy on this machine forwards its requests.
+const FORWARDED: [(&str, &str); 1] = [("X-Forwarded-For", "192.0.2.7")];
+
+#[tokio::test]
+async fn only_local_users_and_owners_see_pids() {
+    let agent = agent().start().await;
+    let (local, tcp) = (RawEndpoint::unix(&agent), RawEndpoint::tcp(&agent));
+    let lease = local.post("/v1/leases", &json!({"fraction": 0.1})).json();
+    let (id, token) = (&lease["id"], &lease["token"]);
+    let attached = local.post(&format!("/v1/leases/{id}/attach"), &json!({"token": token, "if_taken": "end_jobs"}));
+    assert_eq!(attached.status, 200, "{}", attached.text());
+    let squatter = 4_194_301;
+    let fault = json!({"gpu_id": 0, "fault": format!("squatter:{squatter}:100:5")});
+    let fault = local.post("/v1/simulate/faults", &fault);
+    assert_eq!(fault.status, 200, "{}", fault.text());
+    let process = |endpoint: &RawEndpoint, headers: &[(&str, &str)]| {
+        let devices = endpoint.send("GET", "/v1/devices", headers, None).json();
+        let devices = devices["devices"].as_array().cloned().unwrap_or_default();
+        let processes = devices.iter().flat_map(|device| device["processes"].as_array().cloned().unwrap_or_default());
+        processes.into_iter().find(|process| process["squatter"] == true)
+    };
+    let seen = eventually("the squatter", async || process(&tcp, &[])).await;
+    assert_eq!((&seen["pid"], &seen["command"]), (&json!(squatter), &json!("squatter")));
+    let seen = process(&tcp, &FORWARDED).unwrap();
+    assert_eq!((&seen["pid"], &seen["command"]), (&json!(null), &json!("squatter")));
+
+    let secret = read_only_token(&agent).await;
+    let reader = [FORWARDED[0], ("Authorization", secret.as_str())];
+    assert_eq!(process(&tcp, &reader).unwrap()["pid"], squatter);
+
+    let one = format!("/v1/leases/{id}");
+    let holder = |headers: &[(&str, &str)]| tcp.send("GET", &one, headers, None).json()["holder"].clone();
+    assert_eq!(holder(&[]), json!({"kind": "process", "pid": std::process::id()}));
+    assert_eq!(holder(&reader)["pid"], std::process::id());
+    assert_eq!(holder(&FORWARDED), json!({"kind": "process", "pid": null}));
+    let followed = json!({"leases": [id]}).to_string();
+    let followed = tcp.send("POST", "/v1/leases/follow", &FORWARDED, Some(&followed)).text();
+
+    let document = local.get("/openapi.json").json();
+    // The response of /v1/events does not end; an event has no field for a pid. Pids of faults are simulated.
+    let without = ["/v1/events", "/v1/simulate/faults"];
+    let routes = document["paths"].as_object().unwrap().iter();
+    let routes = routes.filter(|(path, route)| route.get("get").is_some() && !without.contains(&path.as_str()));
+    let paths = routes.map(|(path, _)| path.replace("{id}", &id.to_string())).filter(|path| !path.ends_with("/hold"));
+    let bodies = paths.map(|path| (tcp.send("GET", &path, &FORWARDED, None).text(), path));
+    for (body, path) in bodies.chain([(followed, "/v1/leases/follow".into())]) {
+        let body = body.replace(": ", ":");
+        for hidden in [squatter.to_string(), format!("\"pid\":{}", std::process::id())] {
+            assert!(!body.contains(&hidden), "{path} shows {hidden}: {body}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_that_are_not_shown_as_they_are_are_refused() {
+    let agent = agent().start().await;
+    let local = RawEndpoint::unix(&agent);
+    for (path, body, value) in [
+        ("/v1/leases", json!({"owner": "bo\u{202e}b"}), "bo<U+202E>b"),
+        ("/v1/leases", json!({"worker_id": "a\u{200b}b"}), "a<U+200B>b"),
+        ("/v1/leases", json!({"worker_id": "a\nb"}), "a<U+000A>b"),
+        ("/v1/leases", json!({"labels": {"team\u{feff}": "x"}}), "team<U+FEFF>"),
+        ("/v1/leases", json!({"labels": {"team": "\u{1b}[2J"}}), "<U+001B>[2J"),
+        ("/v1/tokens", json!({"owner": "ali\u{2066}ce"}), "ali<U+2066>ce"),
+    ] {
+        let refused = local.post(path, &body);
+        let problem = refused.json();
+        assert_eq!((refused.status, &problem["code"], &problem["value"]), (422, &json!("invalid"), &json!(value)));
+        assert!(problem["detail"].as_str().unwrap().contains(value), "{problem}");
+    }
+    assert_eq!(local.post("/v1/leases", &json!({"owner": "Zoë 日本", "worker_id": "שלום"})).status, 201);
+}
+
 /// Returns an address of this machine that others could reach, or skips the test visibly.
 fn network_or_skip(what: &str) -> Option<IpAddr> {
     let found = network_address();
@@ -269,11 +345,38 @@ async fn create_tokens(agent: &TestAgent) -> (String, String) {
     let client = agent.client_unix();
     let mut made = Vec::new();
     for (owner, admin) in [("alice", false), ("boss", true)] {
-        let token = gpupool_api::tokens::NewToken { owner: owner.into(), admin };
+        let token = gpupool_api::tokens::NewToken { owner: owner.into(), admin, read_only: false };
         made.push(client.create_token(&token).await.unwrap().secret);
     }
     let admin = made.pop().unwrap();
     (made.pop().unwrap(), admin)
+}
+
+/// Creates a read-only token, and returns it as a header's value.
+async fn read_only_token(agent: &TestAgent) -> String {
+    let token = gpupool_api::tokens::NewToken { owner: "grafana".into(), admin: false, read_only: true };
+    format!("Bearer {}", agent.client_unix().create_token(&token).await.unwrap().secret)
+}
+
+#[tokio::test]
+async fn a_read_only_token_reads_and_changes_nothing() {
+    let mut agent = agent().start().await;
+    let foreign = foreign_lease(&agent);
+    let secret = read_only_token(&agent).await;
+    assert_rights("a read-only token", &RawEndpoint::tcp(&agent), &[("Authorization", &secret)], foreign, &READ_ONLY);
+    agent.restart().await;
+    let local = RawEndpoint::unix(&agent);
+    assert_rights("the same after a restart", &local, &[("Authorization", &secret)], foreign, &READ_ONLY);
+    // Neither may it keep or see the secrets of leases of its own account.
+    let lease = local.post("/v1/leases", &json!({"fraction": 0.1, "owner": "grafana"})).json();
+    let path = format!("/v1/leases/{}", lease["id"]);
+    let seen = local.send("GET", &path, &[("Authorization", &secret)], None).json();
+    assert_eq!((&seen["state"], &seen["token"], &seen["env"]), (&json!("active"), &json!(null), &json!({})));
+    let refused = local.send("DELETE", &path, &[("Authorization", &secret)], None);
+    assert_eq!((refused.status, refused.code().as_str()), (403, "not_allowed"));
+    assert!(refused.text().contains("the token of grafana may only read"), "{}", refused.text());
+    let both = local.post("/v1/tokens", &json!({"owner": "x", "admin": true, "read_only": true}));
+    assert_eq!((both.status, both.code().as_str()), (422, "invalid"), "{}", both.text());
 }
 
 #[tokio::test]
@@ -365,7 +468,26 @@ async fn an_open_agent_lets_network_clients_lease_and_warns() {
     let response = endpoint.send("DELETE", &format!("/v1/leases/{foreign}"), &[], None);
     assert_eq!(response.status, 403, "an anonymous client releases the lease of a known owner");
     let named = endpoint.post("/v1/leases", &json!({"fraction": 0.1, "owner": "root"})).json();
-    assert_eq!(named["owner"], "anonymous:root", "anonymous clients get a prefix before the name they choose");
+    let owner = format!("anonymous:{address}/root");
+    assert_eq!(named["owner"], owner, "the address precedes the name that an anonymous client chooses");
+    // A proxy on this machine is another address.
+    let (other, headers) = (RawEndpoint::tcp(&agent), [("X-Forwarded-For", "192.0.2.7")]);
+    let (id, token) = (&named["id"], json!({"token": named["token"]}).to_string());
+    let copied = json!({"fraction": 0.1, "owner": format!("{address}/root")}).to_string();
+    let copied = other.send("POST", "/v1/leases", &headers, Some(&copied)).json();
+    assert_eq!(
+        copied["owner"],
+        format!("anonymous:127.0.0.1/{address}/root"),
+        "a chosen name cannot be another address"
+    );
+    let seen = other.send("GET", &format!("/v1/leases/{id}"), &headers, None).json();
+    assert_eq!((&seen["token"], &seen["env"]), (&json!(null), &json!({})));
+    for (method, path) in [("POST", format!("/v1/leases/{id}/renew")), ("DELETE", format!("/v1/leases/{id}"))] {
+        let refused = other.send(method, &path, &headers, Some(&token));
+        assert_eq!((refused.status, refused.code().as_str()), (403, "not_allowed"), "{method} from another address");
+    }
+    let renewed = endpoint.send("POST", &format!("/v1/leases/{id}/renew"), &[], Some(&token));
+    assert_eq!(renewed.status, 200, "{}", renewed.text());
     assert_eq!(endpoint.get("/health").json()["open"], true);
     eventually("the warning", async || agent.log().contains("WARN gpupool_agent::serve: --open").then_some(())).await;
     let browser = endpoint.send("POST", "/v1/leases", &[("Origin", "https://evil.example")], Some("{}"));

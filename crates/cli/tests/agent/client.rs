@@ -48,7 +48,8 @@ async fn client_and_agent_agree_on_every_call() {
         assert_eq!(client.set_fault(&fault).await.unwrap().faults.len(), 1);
         assert!(client.clear_faults().await.unwrap().faults.is_empty());
 
-        let made = client.create_token(&NewToken { owner: "carol".into(), admin: false }).await.unwrap();
+        let made =
+            client.create_token(&NewToken { owner: "carol".into(), admin: false, read_only: false }).await.unwrap();
         let carols =
             AgentClient::builder(client.endpoint().clone()).token(SecretString::new(&made.secret)).build().unwrap();
         let lease = carols.request(&RequestBody { fraction: Some(0.5), ..whole_gpu() }).await.unwrap();

@@ -222,7 +222,10 @@ async fn after_a_restart_only_leases_of_living_holders_continue() {
     });
     assert_eq!(over.await.cause.as_deref(), Some("holder_gone"));
     let alive = read_lease(&client, held[1].0).await;
-    assert_eq!((alive.state, alive.holder), (LeaseState::Active, Some(HolderBody::Process { pid: holders[1].pid() })));
+    assert_eq!(
+        (alive.state, alive.holder),
+        (LeaseState::Active, Some(HolderBody::Process { pid: Some(holders[1].pid()) }))
+    );
     let mut watch = agent.watch_events().await;
     holders[1].kill();
     watch.wait_for_lease("ended", held[1].0).await;
@@ -269,7 +272,10 @@ async fn a_refused_holder_does_not_end_the_lease() {
     // After this commit the agent has noticed that the refused connection is closed.
     acquire(&client, &whole_gpu()).await;
     let alive = read_lease(&client, lease).await;
-    assert_eq!((alive.state, alive.holder), (LeaseState::Active, Some(HolderBody::Process { pid: holder.pid() })));
+    assert_eq!(
+        (alive.state, alive.holder),
+        (LeaseState::Active, Some(HolderBody::Process { pid: Some(holder.pid()) }))
+    );
 }
 
 #[tokio::test]

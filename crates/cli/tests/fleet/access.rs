@@ -17,7 +17,7 @@ async fn each_endpoint_has_its_own_transport_and_token() {
     let encrypted = encrypted.start().await;
     let local = agent("1xH100").start().await;
     let plain = agent("1xH100").start().await;
-    let token = |name: &str| NewToken { owner: name.into(), admin: false };
+    let token = |name: &str| NewToken { owner: name.into(), admin: false, read_only: false };
     let alice = encrypted.client_unix().create_token(&token("alice")).await.unwrap();
     let bob = plain.client_unix().create_token(&token("bob")).await.unwrap();
 

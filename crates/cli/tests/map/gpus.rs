@@ -111,7 +111,7 @@ async fn a_missing_command_is_found_before_a_gpu_is_requested() {
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_get_the_token_only_if_that_is_asked_for() {
     let agent = agent_of("1xH100").start().await;
-    let new = NewToken { owner: "alice".into(), admin: false };
+    let new = NewToken { owner: "alice".into(), admin: false, read_only: false };
     let secret = agent.client_unix().create_token(&new).await.unwrap().secret;
     for gpus in ["1", "0"] {
         for (keeps, shown) in [(None, "unset\n".to_owned()), (Some("--keep-token"), format!("{secret}\n"))] {

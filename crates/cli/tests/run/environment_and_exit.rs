@@ -44,7 +44,7 @@ async fn the_command_sees_its_gpu_by_uuid_and_the_variables_of_its_lease() {
         (lease.worker_id.as_deref(), lease.labels.get("team").map(String::as_str)),
         (Some("python3"), Some("vision"))
     );
-    assert!(matches!(lease.holder, Some(HolderBody::Process { pid }) if pid == running.pid()), "{lease:#?}");
+    assert!(matches!(lease.holder, Some(HolderBody::Process { pid: Some(pid) }) if pid == running.pid()), "{lease:#?}");
     running.signal(Signal::TERM);
     let (code, output, _) = running.ended();
     assert_eq!(code, 143);
@@ -125,7 +125,11 @@ async fn a_command_that_cannot_run_is_reported_before_a_request_is_sent() {
 #[tokio::test]
 async fn the_command_gets_the_token_only_if_that_is_asked_for() {
     let agent = agent_of("1xH100").start().await;
-    let created = agent.client_unix().create_token(&NewToken { owner: "alice".into(), admin: false }).await.unwrap();
+    let created = agent
+        .client_unix()
+        .create_token(&NewToken { owner: "alice".into(), admin: false, read_only: false })
+        .await
+        .unwrap();
     for (options, shown) in [(&[][..], "unset"), (&["--keep-token"], created.secret.as_str())] {
         let mut line = without_variables(Command::new(BINARY));
         line.args(["run", "--endpoint", agent.address()]).args(options).env("GPUPOOL_TOKEN", &created.secret);

@@ -275,7 +275,7 @@ async fn a_restart_of_the_agent_loses_nothing() {
             let now = client.follow(granted.lease, std::time::Duration::ZERO).await.unwrap();
             assert_eq!((now.state, now.token), (LeaseState::Active, Some(granted.token)));
             let is_held = match (&way, now.holder) {
-                (AgentAddress::Socket, Some(HolderBody::Process { pid })) => pid == std::process::id(),
+                (AgentAddress::Socket, Some(HolderBody::Process { pid: Some(pid) })) => pid == std::process::id(),
                 (AgentAddress::Tcp, holder) => holder == Some(HolderBody::Connection),
                 _ => false,
             };

@@ -133,7 +133,10 @@ async fn a_user_other_than_root_owns_the_lease_and_runs_in_a_group_of_the_agent(
     }
     let command = ObservedProcess::of(&running.wait_for_output("pid "));
     let lease = active_lease(&agent.client_unix()).await;
-    assert_eq!((lease.owner.as_str(), lease.holder), ("nobody", Some(HolderBody::Process { pid: running.pid() })));
+    assert_eq!(
+        (lease.owner.as_str(), lease.holder),
+        ("nobody", Some(HolderBody::Process { pid: Some(running.pid()) }))
+    );
 
     running.signal(Signal::KILL);
     command.wait_for_exit();

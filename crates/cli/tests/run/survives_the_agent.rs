@@ -17,7 +17,7 @@ async fn the_command_survives_a_restart_of_the_agent() {
     assert!(command.is_alive());
     let after = active_lease(&agent.client_unix()).await;
     assert_eq!((after.id, after.token, &after.holder), (before.id, before.token, &before.holder));
-    assert_eq!(after.holder, Some(HolderBody::Process { pid: running.pid() }));
+    assert_eq!(after.holder, Some(HolderBody::Process { pid: Some(running.pid()) }));
 
     running.signal(Signal::TERM);
     assert_eq!(running.code(), 143);

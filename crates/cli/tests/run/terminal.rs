@@ -38,7 +38,7 @@ fn at_terminal(agent: &TestAgent, line: &str) -> Option<BackgroundCommand> {
 /// Returns the process that holds the only lease.
 async fn holder(agent: &TestAgent) -> ObservedProcess {
     match active_lease(&agent.client_unix()).await.holder {
-        Some(HolderBody::Process { pid }) => ObservedProcess::of(&pid.to_string()),
+        Some(HolderBody::Process { pid: Some(pid) }) => ObservedProcess::of(&pid.to_string()),
         other => panic!("a process should hold the lease, not {other:?}"),
     }
 }

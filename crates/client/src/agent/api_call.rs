@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gpupool_api::problem::{MEDIA_TYPE, ProblemBody};
+use gpupool_core::is_plain;
 use http::header::{CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER};
 use http::{Method, StatusCode};
 use reqwest::Response;
@@ -243,7 +244,7 @@ fn retry_after(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
 /// Returns the beginning of a response as printable text.
 fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(MAX_EXCERPT_CHARS * 4)]);
-    let printable = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let printable = text.chars().map(|c| if is_plain(c) { c } else { ' ' });
     printable.take(MAX_EXCERPT_CHARS).collect::<String>().trim().to_owned()
 }
 

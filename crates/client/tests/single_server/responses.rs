@@ -38,7 +38,7 @@ async fn a_truncated_response_to_a_request_is_retried_under_the_same_key() {
 #[tokio::test]
 async fn a_truncated_response_to_a_new_token_is_not_retried() {
     let server = ScriptedServer::start(|_, _| truncated_lease()).await;
-    let new = NewToken { owner: "alice".into(), admin: false };
+    let new = NewToken { owner: "alice".into(), admin: false, read_only: false };
     let error = within_deadline("an error", server.client().create_token(&new)).await.unwrap_err();
     assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
     assert_eq!(server.received().len(), 1);

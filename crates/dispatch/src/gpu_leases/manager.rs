@@ -248,15 +248,20 @@ impl GpuMemoryUsage {
 impl SlotMemoryUsage {
     fn of(devices: &[&DeviceBody]) -> Self {
         let mut used: HashMap<u32, Option<u64>> = HashMap::new();
+        let mut is_complete = devices.iter().all(|device| device.processes_complete);
         for process in devices.iter().flat_map(|device| &device.processes) {
+            let Some(pid) = process.pid else {
+                is_complete = false;
+                continue;
+            };
             let bytes = process.memory_mib.map(|mib| mib.saturating_mul(1 << 20));
-            let sum = used.entry(process.pid).or_insert(None);
+            let sum = used.entry(pid).or_insert(None);
             *sum = match (*sum, bytes) {
                 (Some(before), Some(more)) => Some(before.saturating_add(more)),
                 (before, more) => before.or(more),
             };
         }
-        Self { used, is_complete: devices.iter().all(|device| device.processes_complete) }
+        Self { used, is_complete }
     }
 }
 

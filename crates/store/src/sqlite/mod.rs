@@ -97,9 +97,10 @@ impl LeaseStore for SqliteStore {
     ) -> Result<(TokenId, TokenSecret), CommitError> {
         let refused = |source: std::io::Error| CommitError::Refused { file: self.file.clone(), source: source.into() };
         let secret = tokens::generate_secret().map_err(refused)?;
-        let sql = "INSERT INTO tokens (hash, owner, admin, created_at) VALUES (?1, ?2, ?3, ?4)";
+        let sql = "INSERT INTO tokens (hash, owner, admin, read_only, created_at) VALUES (?1, ?2, ?3, ?4, ?5)";
         let hash = tokens::hash_secret(secret.reveal());
-        self.execute_change(sql, params![hash, owner, role == TokenRole::Admin, millis(at).cast_signed()])?;
+        let (admin, read_only) = (role == TokenRole::Admin, role == TokenRole::ReadOnly);
+        self.execute_change(sql, params![hash, owner, admin, read_only, millis(at).cast_signed()])?;
         Ok((TokenId(self.connection.last_insert_rowid().cast_unsigned()), secret))
     }
 
@@ -111,14 +112,14 @@ impl LeaseStore for SqliteStore {
 
     fn tokens(&self) -> Result<Vec<TokenMetadata>, ReadError> {
         self.read(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT id, owner, admin, created_at, revoked_at FROM tokens ORDER BY id")?;
+            let sql = "SELECT id, owner, admin, read_only, created_at, revoked_at FROM tokens ORDER BY id";
+            let mut statement = connection.prepare_cached(sql)?;
             let tokens = statement.query_map([], |row| {
                 let time = |at: i64| wall(at.max(0).cast_unsigned());
                 Ok(TokenMetadata {
                     token: read_token_owner(row)?,
-                    created_at: time(row.get(3)?),
-                    revoked_at: row.get::<_, Option<i64>>(4)?.map(time),
+                    created_at: time(row.get(4)?),
+                    revoked_at: row.get::<_, Option<i64>>(5)?.map(time),
                 })
             })?;
             tokens.collect()
@@ -127,9 +128,9 @@ impl LeaseStore for SqliteStore {
 
     fn token_owners(&self) -> Result<TokenOwners, ReadError> {
         self.read(|connection| {
-            let mut statement =
-                connection.prepare_cached("SELECT id, owner, admin, hash FROM tokens WHERE revoked_at IS NULL")?;
-            statement.query_map([], |row| Ok((row.get(3)?, read_token_owner(row)?)))?.collect()
+            let sql = "SELECT id, owner, admin, read_only, hash FROM tokens WHERE revoked_at IS NULL";
+            let mut statement = connection.prepare_cached(sql)?;
+            statement.query_map([], |row| Ok((row.get(4)?, read_token_owner(row)?)))?.collect()
         })
     }
 
@@ -156,7 +157,11 @@ impl SqliteStore {
 }
 
 fn read_token_owner(row: &rusqlite::Row<'_>) -> rusqlite::Result<TokenOwner> {
-    let role = if row.get(2)? { TokenRole::Admin } else { TokenRole::User };
+    let role = match (row.get(3)?, row.get(2)?) {
+        (true, _) => TokenRole::ReadOnly,
+        (false, true) => TokenRole::Admin,
+        (false, false) => TokenRole::User,
+    };
     Ok(TokenOwner { id: TokenId(row.get::<_, i64>(0)?.cast_unsigned()), owner: row.get(1)?, role })
 }
 

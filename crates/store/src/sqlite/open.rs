@@ -205,7 +205,8 @@ fn parse_row(kind: &[u8], key: &[u8], value: &[u8]) -> Result<PoolRow, String> {
 const APPLICATION_ID: u32 = 0x4750_5550;
 
 /// Migrations, oldest first: number `n` converts schema `n` to `n + 1`. Never change a released one.
-const MIGRATIONS: &[fn(&Transaction<'_>) -> rusqlite::Result<()>] = &[create_tables, add_clock, add_leases, add_buffer];
+const MIGRATIONS: &[fn(&Transaction<'_>) -> rusqlite::Result<()>] =
+    &[create_tables, add_clock, add_leases, add_buffer, add_read_only_tokens];
 
 /// Current schema version.
 const SCHEMA_VERSION: u32 = MIGRATIONS.len() as u32;
@@ -289,6 +290,11 @@ fn add_leases(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         DELETE FROM rows WHERE kind = 'lease' AND key = CAST(CAST(key AS INTEGER) AS TEXT);
         ",
     )
+}
+
+/// A new schema rather than a new value of `admin`: to an older version the token would have more rights.
+fn add_read_only_tokens(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch("ALTER TABLE tokens ADD COLUMN read_only INTEGER NOT NULL DEFAULT 0;")
 }
 
 fn add_buffer(transaction: &Transaction<'_>) -> rusqlite::Result<()> {

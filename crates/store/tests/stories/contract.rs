@@ -90,6 +90,7 @@ fn a_token_is_found_by_its_secret_until_it_is_revoked() {
         let mut store = backend.open();
         let (alice, secret) = store.create_token("alice", TokenRole::User, wall(1)).unwrap();
         let (_, other) = store.create_token("root", TokenRole::Admin, wall(2)).unwrap();
+        let (_, reader) = store.create_token("grafana", TokenRole::ReadOnly, wall(2)).unwrap();
         assert_ne!(secret, other);
         drop(store);
         let mut store = backend.open();
@@ -97,6 +98,7 @@ fn a_token_is_found_by_its_secret_until_it_is_revoked() {
         let owner = TokenOwner { id: alice, owner: "alice".into(), role: TokenRole::User };
         assert_eq!(owners.find(secret.reveal()), Some(&owner));
         assert_eq!(owners.find(other.reveal()).unwrap().role, TokenRole::Admin);
+        assert_eq!(owners.find(reader.reveal()).unwrap().role, TokenRole::ReadOnly);
         assert_eq!(owners.find(&secret.reveal()[..67]), None);
         assert!(store.revoke_token(alice, wall(3)).unwrap());
         assert!(!store.revoke_token(alice, wall(4)).unwrap(), "it is revoked already");
@@ -105,7 +107,7 @@ fn a_token_is_found_by_its_secret_until_it_is_revoked() {
         assert_eq!(owners.find(secret.reveal()), None);
         assert!(owners.find(other.reveal()).is_some());
         let times: Vec<_> = store.tokens().unwrap().iter().map(|token| (token.created_at, token.revoked_at)).collect();
-        assert_eq!(times, [(wall(1), Some(wall(3))), (wall(2), None)]);
+        assert_eq!(times, [(wall(1), Some(wall(3))), (wall(2), None), (wall(2), None)]);
     });
 }
 

@@ -143,5 +143,5 @@ fn real_processes_belong_to_the_lease_that_their_environment_or_their_ancestor_n
     sampled.sample("a process without a lease is a squatter", |sample| attributions(sample) == Some(vec![foreign]));
     let current = sampled.statistics.current();
     let process = &current.round.devices[0].processes[0];
-    assert_eq!((process.pid, process.command.as_deref(), process.squatter), (pids[0], Some("sleep 600"), true));
+    assert_eq!((process.pid, process.command.as_deref(), process.squatter), (Some(pids[0]), Some("sleep 600"), true));
 }
