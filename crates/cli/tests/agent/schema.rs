@@ -82,6 +82,8 @@ async fn every_route_responds_as_documented() {
     all.send_numbered("POST", "/v1/devices/{gpu_id}/cordon", &json!(0), None, 200);
     all.send_numbered("POST", "/v1/devices/{gpu_id}/uncordon", &json!(0), None, 200);
     all.send_numbered("POST", "/v1/devices/{gpu_id}/uncordon", &json!(77), None, 404);
+    all.send_numbered("DELETE", "/v1/devices/{gpu_id}", &json!(0), None, 409);
+    all.send_numbered("DELETE", "/v1/devices/{gpu_id}", &json!(77), None, 404);
     let made = all.send_numbered("POST", "/v1/tokens", &Value::Null, Some(json!({"owner": "alice"})), 201).json();
     all.send_numbered("GET", "/v1/tokens", &Value::Null, None, 200);
     all.send_numbered("DELETE", "/v1/tokens/{id}", &made["id"], None, 204);
