@@ -4,7 +4,7 @@
 //! directory of its own has a machine of its own. The scenario is read again when the devices are counted or the
 //! library is initialized, so a test changes the machine by writing the file again.
 //!
-//! The Rust library has the types of scenarios ([`NvmlScenario`]) and installs copies ([`install`]).
+//! The Rust library has the types of scenarios ([`NvmlScenario`]) and installs copies (`install`).
 
 mod ffi;
 mod install;
