@@ -73,8 +73,8 @@ async fn every_request_is_served_or_refused_and_nothing_is_leased_twice() {
     }
     assert!(tally.granted > workers && faults > 0, "{tally:?}");
     eprintln!(
-        "{faults} faults; {} granted, {} waited too long, {} reported that nobody answers, {} reported that all is full, {} gave \
-         up, {} lost; {} grants nobody was reported of; seed {seed}",
+        "{faults} faults; {} granted, {} waited too long, {} found no endpoint, {} reported that all is full, {} gave \
+         up, {} lost; {} grants without a response; seed {seed}",
         tally.granted,
         tally.too_long,
         tally.unavailable,

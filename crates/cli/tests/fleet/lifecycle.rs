@@ -40,7 +40,7 @@ async fn an_expired_or_revoked_lease_is_lost_and_its_release_reports_that() {
     assert!(matches!(timed.release().await, Err(ClientError::Stale { .. })));
     let taken = within_deadline("a GPU", client.request(lasting(None))).await.unwrap();
     fleet.agents[0].client_unix().revoke(taken.id(), 0.0).await.unwrap();
-    assert!(taken.check_held().is_ok(), "nobody has told us");
+    assert!(taken.check_held().is_ok(), "the loss is not known yet");
     let refused = within_deadline("giving it back", taken.release()).await.unwrap_err();
     assert!(matches!(refused, ClientError::Stale { .. }), "{refused}");
     assert_eq!(client.pool_status().unwrap().active_workers, 0);

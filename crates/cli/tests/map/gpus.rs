@@ -129,9 +129,9 @@ async fn a_missing_gpu_or_agent_is_reported() {
     let other = take_gpus(&client, 1).await;
     run_map_on(&agent, &["--no-wait", "true", ":::", "a"]).reports(1, &["no GPU was granted"]);
     client.release(other.id).await.unwrap();
-    let mut nobody = without_variables(Command::new(BINARY));
-    nobody.args(["map", "--endpoint", "http://127.0.0.1:1", "true", ":::", "a"]);
-    with_input(nobody, b"").reports(1, &["gpupool serve"]);
+    let mut no_agent = without_variables(Command::new(BINARY));
+    no_agent.args(["map", "--endpoint", "http://127.0.0.1:1", "true", ":::", "a"]);
+    with_input(no_agent, b"").reports(1, &["gpupool serve"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

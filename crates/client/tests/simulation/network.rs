@@ -268,7 +268,7 @@ impl FaultyTransport {
             return pending_forever().await;
         }
         if !server.is_up() {
-            return Err(TransportError::NotSent("nobody listens".into()));
+            return Err(TransportError::NotSent("no server listens".into()));
         }
         let working = self.network.millis(0, 5);
         server_routes::respond(server, &self.lifetime.name, request, working).await.ok_or_else(broken)
